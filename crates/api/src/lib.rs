@@ -1,0 +1,1 @@
+//! HTTP wire types, the error body, and the OpenAPI document.

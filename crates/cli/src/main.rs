@@ -1,0 +1,2 @@
+//! The `mainbrella` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! A thin HTTP client of the Mainbrella API.

@@ -1,0 +1,109 @@
+//! What the engine asks of whatever makes machines: a VMM, a container runtime, a fake.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use mainbrella_types::{DriverReport, GenerationKey, SizeClass, TemplateName};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::error::DriverError;
+
+/// One byte stream to the guest agent, as raw as the driver has it; the link preamble and HTTP/2 come on top.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
+/// A boxed [`ByteStream`].
+pub type GuestStream = Box<dyn ByteStream>;
+
+/// What to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchOrder {
+    /// Names every resource made for it.
+    pub key: GenerationKey,
+    /// The template it starts from.
+    pub template: TemplateName,
+    /// Its size.
+    pub size: SizeClass,
+    /// Whether it gets a way to the internet. A driver that cannot enforce `false` refuses.
+    pub internet: bool,
+}
+
+/// How the process that carried a machine ended, as far as can be known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExitReport {
+    /// The guest shut down, rebooted or panicked.
+    Guest(String),
+    /// The VMM ended by itself or was killed from outside.
+    Vmm(String),
+    /// The host ran out of disk; the machine was stopped before it could corrupt anything.
+    HostFull,
+}
+
+impl fmt::Display for ExitReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Guest(why) | Self::Vmm(why) => f.write_str(why),
+            Self::HostFull => f.write_str("the host has no disk space left"),
+        }
+    }
+}
+
+/// What was found of a machine after a restart of the service.
+pub enum Adoption {
+    /// It runs; here it is.
+    Running(Box<dyn Instance>),
+    /// Something of it is left, but it does not run.
+    Dead(ExitReport),
+    /// Nothing of it is on this host.
+    Absent,
+}
+
+/// A machine that runs.
+#[async_trait]
+pub trait Instance: Send + Sync {
+    /// Opens the byte stream to the guest agent. At most one is open at a time; a new one replaces the old.
+    async fn dial(&self) -> Result<GuestStream, DriverError>;
+    /// Resolves when the machine has ended by itself. May be called again and then answers at once.
+    async fn exited(&self) -> ExitReport;
+}
+
+/// Makes machines and removes them.
+///
+/// Every resource is named by its [`GenerationKey`], so that [`Driver::inventory`] after a crash says
+/// whose each one is and [`Driver::destroy`] needs no memory of what was made.
+#[async_trait]
+pub trait Driver: Send + Sync {
+    /// What this driver can do on this host, from probes.
+    fn report(&self) -> DriverReport;
+
+    /// Names of the templates that are ready to be launched (in any size).
+    async fn templates(&self) -> Result<Vec<TemplateInfo>, DriverError>;
+
+    /// Makes and starts a machine; returns once its VMM runs. May first freeze the template in this
+    /// size, once, however many callers wait. On failure nothing is left behind.
+    async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError>;
+
+    /// Finds a machine made before a restart.
+    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError>;
+
+    /// Every machine of which anything exists on this host, whole or not.
+    async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError>;
+
+    /// Ends a machine and removes all of it. Idempotent; when it returns `Ok`, nothing is left.
+    async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError>;
+
+    /// Lets go of what is held only for speed (waiting VMMs) before the service ends.
+    async fn shutdown(&self);
+}
+
+/// A template as a driver sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateInfo {
+    /// Its name.
+    pub name: TemplateName,
+    /// Digest of its root image, `sha256:…`.
+    pub digest: String,
+    /// Bytes of its root image.
+    pub image_bytes: u64,
+    /// Sizes that are already frozen.
+    pub frozen: Vec<SizeClass>,
+}

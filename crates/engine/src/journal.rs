@@ -1,0 +1,43 @@
+//! Where the engine writes what must survive it. The server implements this over the store.
+
+use async_trait::async_trait;
+use mainbrella_types::{Failure, GenerationKey, MachineRecord, MachineState, Millis};
+
+/// A change to a machine's record. Fields that are `None` stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The next state; the move must be allowed by the transition table.
+    pub state: Option<MachineState>,
+    /// Why it ended.
+    pub ending: Option<Failure>,
+    /// A later hard deadline.
+    pub hard_deadline: Option<Millis>,
+    /// Another idle timeout, milliseconds.
+    pub idle_timeout_ms: Option<u64>,
+    /// A later use.
+    pub last_activity: Option<Millis>,
+    /// When it first answered.
+    pub running_at: Option<Millis>,
+    /// When it ended.
+    pub ended_at: Option<Millis>,
+}
+
+/// Why a write did not take effect.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The record is not at this revision any more: somebody else wrote it. Read it again.
+    #[error("the record was changed by someone else")]
+    Stale,
+    /// The store did not take it.
+    #[error("the store did not accept the write: {0}")]
+    Unavailable(String),
+}
+
+/// Durable records of machines.
+#[async_trait]
+pub trait Journal: Send + Sync {
+    /// Applies `change` to the record `key` if it is at `revision`, and returns it as it is afterwards.
+    async fn apply(&self, key: &GenerationKey, revision: i64, change: Change) -> Result<MachineRecord, JournalError>;
+    /// Every record of this host that is not in a final state.
+    async fn living(&self) -> Result<Vec<MachineRecord>, JournalError>;
+}

@@ -1,0 +1,1 @@
+//! Composition root: configuration, authentication, verbs, reconcilers, HTTP.

@@ -1,0 +1,1 @@
+//! Durable state: machines, idempotency, keys. SQLite and PostgreSQL behind one set of statements.

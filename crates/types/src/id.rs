@@ -1,0 +1,168 @@
+//! Names of things. Each is validated once, where it enters, and is then known to be well formed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::limits;
+use crate::time::CreatedAt;
+
+/// A name that does not have the required form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} must be {expected}")]
+pub struct IdError {
+    /// The wire name of the field.
+    pub field: &'static str,
+    /// What would have been accepted.
+    pub expected: &'static str,
+}
+
+impl IdError {
+    /// An error for `field`, which must be `expected`.
+    #[must_use]
+    pub const fn new(field: &'static str, expected: &'static str) -> Self {
+        Self { field, expected }
+    }
+}
+
+fn is_label(s: &str, max: usize) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=max).contains(&s.len())
+        && s.bytes().all(inner)
+        && !s.starts_with('-')
+        && !s.ends_with('-')
+}
+
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident, $field:literal, $max:expr, $expected:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(String);
+
+        impl $name {
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(s: &str) -> Result<Self, IdError> {
+                if is_label(s, $max) { Ok(Self(s.to_owned())) } else { Err(IdError::new($field, $expected)) }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+label!(
+    /// The slot: the part of a machine's identity that may be used again by a later generation.
+    MachineId, "id", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
+);
+label!(
+    /// A template, e.g. `python`. On the wire: `catalogId`.
+    TemplateName, "catalogId", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
+);
+label!(
+    /// The owner of machines and keys.
+    ProjectId, "project", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
+);
+
+impl MachineId {
+    /// The slot made for a machine whose caller named none: `m-` and the low 80 bits of the
+    /// generation key, in hexadecimal.
+    #[must_use]
+    pub fn generated(key: GenerationKey) -> Self {
+        let simple = key.0.simple().to_string();
+        Self(format!("m-{}", &simple[12..]))
+    }
+}
+
+impl ProjectId {
+    /// The project that exists from the start.
+    #[must_use]
+    pub fn default_project() -> Self {
+        Self("default".to_owned())
+    }
+}
+
+/// One life of a slot: the pair that every generation-bound call carries.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation {
+    /// The slot.
+    pub id: MachineId,
+    /// When this generation of it was created.
+    pub created_at: CreatedAt,
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.id, self.created_at)
+    }
+}
+
+/// The internal name of a generation (UUID v7). Every resource on a host carries it: folders,
+/// cgroups, processes, so that a restart can tell whose each one is. Never on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GenerationKey(pub uuid::Uuid);
+
+impl GenerationKey {
+    /// A key from a random UUID v7 supplied by the caller's clock and generator.
+    #[must_use]
+    pub fn new(uuid: uuid::Uuid) -> Self {
+        Self(uuid)
+    }
+}
+
+impl fmt::Display for GenerationKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.simple().fmt(f)
+    }
+}
+
+impl FromStr for GenerationKey {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        let bad = IdError::new("generation key", "32 hexadecimal digits");
+        if s.len() != 32 {
+            return Err(bad);
+        }
+        uuid::Uuid::try_parse(s).map(Self).map_err(|_| bad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_accept_slots_and_refuse_paths_and_injections() {
+        for ok in ["small", "a", "m-0f", "a1-b2", &"x".repeat(63)] {
+            assert!(ok.parse::<MachineId>().is_ok(), "{ok}");
+        }
+        for bad in ["", "-a", "a-", "A", "a/b", "..", "a b", "é", "a\n", "a_b", &"x".repeat(64)] {
+            assert!(bad.parse::<MachineId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_generated_slot_is_a_valid_slot_and_differs_with_the_key() {
+        let a = MachineId::generated(GenerationKey(uuid::Uuid::from_u128(7)));
+        let b = MachineId::generated(GenerationKey(uuid::Uuid::from_u128(8)));
+        assert_ne!(a, b);
+        assert_eq!(a.as_str().parse::<MachineId>().expect("valid"), a);
+    }
+
+    #[test]
+    fn a_generation_key_round_trips_and_refuses_other_spellings() {
+        let k = GenerationKey(uuid::Uuid::from_u128(0x1234));
+        assert_eq!(k.to_string().parse::<GenerationKey>().expect("valid"), k);
+        assert!(k.0.hyphenated().to_string().parse::<GenerationKey>().is_err());
+    }
+}

@@ -1,0 +1,22 @@
+//! Vocabulary and rules of the domain: ids, generations, states, leases, limits.
+//!
+//! Nothing here performs I/O, reads a clock or awaits; time enters as an argument ([`Millis`]).
+
+pub mod capability;
+pub mod error;
+pub mod id;
+pub mod lease;
+pub mod limits;
+pub mod machine;
+pub mod size;
+pub mod state;
+pub mod time;
+
+pub use capability::{Accelerator, DriverReport, Isolation, JailReport};
+pub use error::{ErrorCode, Retry};
+pub use id::{Generation, GenerationKey, IdError, MachineId, ProjectId, TemplateName};
+pub use lease::{Lease, LeaseEnd};
+pub use machine::{MachineRecord, MachineSpec};
+pub use size::{SizeClass, SizeSpec};
+pub use state::{Failure, FailureKind, MachineState};
+pub use time::{CreatedAt, Millis};

@@ -1,0 +1,152 @@
+//! A machine as it is asked for and as it is remembered.
+
+use std::collections::BTreeMap;
+
+use crate::id::{Generation, GenerationKey, IdError, ProjectId, TemplateName};
+use crate::lease::Lease;
+use crate::limits;
+use crate::size::SizeClass;
+use crate::state::{Failure, MachineState};
+use crate::time::Millis;
+
+/// What a caller asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineSpec {
+    /// The template it starts from.
+    pub template: TemplateName,
+    /// How big it is.
+    pub size: SizeClass,
+    /// Whether it may reach the internet. `false` is immutable for the generation.
+    pub internet: bool,
+    /// Hard lease, milliseconds from creation.
+    pub ttl_ms: u64,
+    /// Idle timeout, milliseconds; `None`: never ends for idleness.
+    pub idle_timeout_ms: Option<u64>,
+    /// The caller's labels; returned and filterable, never interpreted.
+    pub metadata: BTreeMap<String, String>,
+    /// Environment of every command in the machine. Not a protected secret: the guest can read it.
+    pub env: BTreeMap<String, String>,
+}
+
+impl MachineSpec {
+    /// Checks every bound of [`limits`].
+    ///
+    /// # Errors
+    /// The first field that is out of bounds, and what would be accepted.
+    pub fn validate(&self) -> Result<(), IdError> {
+        check_ttl(self.ttl_ms)?;
+        if let Some(ms) = self.idle_timeout_ms {
+            check_idle(ms)?;
+        }
+        if self.metadata.len() > limits::METADATA_ENTRIES_MAX
+            || self.metadata.iter().any(|(k, v)| {
+                k.is_empty() || k.len() > limits::METADATA_KEY_MAX || v.len() > limits::METADATA_VALUE_MAX
+            })
+        {
+            return Err(IdError::new("metadata", "at most 32 entries, keys of 1 to 64 bytes, values of at most 512 bytes"));
+        }
+        check_env(&self.env)
+    }
+}
+
+/// Checks a hard lease.
+///
+/// # Errors
+/// When it is outside the limits.
+pub fn check_ttl(ms: u64) -> Result<(), IdError> {
+    if (limits::TTL_MIN_SECONDS * 1000..=limits::TTL_MAX_SECONDS * 1000).contains(&ms) {
+        Ok(())
+    } else {
+        Err(IdError::new("ttlSeconds", "10 to 604800"))
+    }
+}
+
+/// Checks an idle timeout.
+///
+/// # Errors
+/// When it is outside the limits.
+pub fn check_idle(ms: u64) -> Result<(), IdError> {
+    if (limits::IDLE_MIN_SECONDS * 1000..=limits::TTL_MAX_SECONDS * 1000).contains(&ms) {
+        Ok(())
+    } else {
+        Err(IdError::new("idleTimeoutSeconds", "5 to 604800"))
+    }
+}
+
+/// Checks environment variables: names without `=` or NUL, values without NUL, bounded in number and size.
+///
+/// # Errors
+/// When a name, a value or the whole is out of bounds.
+pub fn check_env(env: &BTreeMap<String, String>) -> Result<(), IdError> {
+    let size: usize = env.iter().map(|(k, v)| k.len() + v.len() + 2).sum();
+    let well_formed = env
+        .iter()
+        .all(|(k, v)| !k.is_empty() && !k.contains(['=', '\0']) && !v.contains('\0'));
+    if well_formed && env.len() <= limits::ENV_ENTRIES_MAX && size <= limits::ENV_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(IdError::new("env", "at most 128 entries and 64 KiB, names without '=', nothing with a NUL"))
+    }
+}
+
+/// A machine as the store holds it. `revision` guards every write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineRecord {
+    /// Internal name; every host resource carries it.
+    pub key: GenerationKey,
+    /// Public identity.
+    pub generation: Generation,
+    /// Owner.
+    pub project: ProjectId,
+    /// The host that holds it.
+    pub host: String,
+    /// What was asked.
+    pub spec: MachineSpec,
+    /// What it is doing.
+    pub state: MachineState,
+    /// Why it ended; set in final states (and while stopping).
+    pub ending: Option<Failure>,
+    /// Its two clocks.
+    pub lease: Lease,
+    /// When it first answered.
+    pub running_at: Option<Millis>,
+    /// When it ended.
+    pub ended_at: Option<Millis>,
+    /// Increases by one with every write.
+    pub revision: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> MachineSpec {
+        MachineSpec {
+            template: "python".parse().expect("valid"),
+            size: SizeClass::Small,
+            internet: false,
+            ttl_ms: 60_000,
+            idle_timeout_ms: None,
+            metadata: BTreeMap::new(),
+            env: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn bounds_are_enforced_at_their_edges() {
+        assert_eq!(spec().validate(), Ok(()));
+        let with = |f: fn(&mut MachineSpec)| {
+            let mut s = spec();
+            f(&mut s);
+            s.validate().err().map(|e| e.field)
+        };
+        assert_eq!(with(|s| s.ttl_ms = 9_999), Some("ttlSeconds"));
+        assert_eq!(with(|s| s.ttl_ms = 604_800_001), Some("ttlSeconds"));
+        assert_eq!(with(|s| s.idle_timeout_ms = Some(0)), Some("idleTimeoutSeconds"));
+        assert_eq!(with(|s| drop(s.metadata.insert(String::new(), String::new()))), Some("metadata"));
+        assert_eq!(with(|s| s.metadata = (0..33).map(|i| (i.to_string(), String::new())).collect()), Some("metadata"));
+        assert_eq!(with(|s| drop(s.env.insert("A=B".into(), String::new()))), Some("env"));
+        assert_eq!(with(|s| drop(s.env.insert("A".into(), "\0".into()))), Some("env"));
+        assert_eq!(with(|s| drop(s.env.insert("A".into(), "x".repeat(64 * 1024)))), Some("env"));
+    }
+}
