@@ -1,1 +1,31 @@
-//! HTTP wire types, the error body, and the OpenAPI document.
+//! What travels over `/v1`: request and reply bodies, the error body, header names.
+//!
+//! Everything is camelCase JSON. Requests refuse fields they do not know; replies may grow, so a reader
+//! ignores what it does not know. Instants that end in `Ms` are milliseconds since the Unix epoch;
+//! durations name their unit. Rules and limits live in `mainbrella-types`.
+
+pub mod capabilities;
+pub mod command;
+pub mod error;
+pub mod file;
+pub mod headers;
+pub mod health;
+pub mod key;
+pub mod machine;
+mod schema;
+pub mod template;
+
+pub use capabilities::Capabilities;
+pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
+pub use error::ErrorBody;
+pub use file::FileWritten;
+pub use health::Health;
+pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
+pub use machine::{
+    CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
+    StopResult,
+};
+pub use template::{Template, TemplateList};
+
+/// The prefix of every path of this version.
+pub const V1: &str = "/v1";

@@ -1,0 +1,295 @@
+//! What this service on this host can really do.
+//!
+//! What is `false` here answers `unsupported` or 404. The service derives every flag from its driver's
+//! probes and from the verbs it has; nothing is declared by hand.
+
+use mainbrella_types::limits;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What this service can do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Capabilities {
+    /// Version of the service.
+    pub version: String,
+    /// What makes machines, e.g. `microvm`.
+    pub driver: String,
+    /// How machines are separated from the host.
+    pub isolation: IsolationReport,
+    /// Commands.
+    pub execution: Execution,
+    /// Files.
+    pub files: Files,
+    /// Network.
+    pub networking: Networking,
+    /// Ports reachable from outside.
+    pub previews: Previews,
+    /// Saving and copying machines. Five powers, five flags.
+    pub persistence: Persistence,
+    /// Watching machines.
+    pub observability: Observability,
+    /// Sizes a machine can have, smallest first.
+    pub sizes: Vec<Size>,
+    /// Templates that are ready.
+    pub templates: Vec<String>,
+    /// Every documented number.
+    pub limits: Limits,
+}
+
+/// How machines are separated from the host and from each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IsolationReport {
+    /// The kind of wall.
+    #[schema(schema_with = crate::schema::isolation)]
+    pub kind: String,
+    /// `kvm` or `tcg`; `null` for drivers without one.
+    pub accelerator: Option<String>,
+    /// One sentence on why this accelerator was chosen.
+    pub reason: String,
+    /// The VMM and its version.
+    pub vmm: String,
+    /// Walls around the VMM process, as observed.
+    pub jail: Jail,
+}
+
+/// Walls around a VMM process that are in force on this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[allow(clippy::struct_excessive_bools)]
+pub struct Jail {
+    /// A user id of its own.
+    pub own_uid: bool,
+    /// No way to gain privileges, and none held.
+    pub no_new_privs: bool,
+    /// A seccomp sandbox.
+    pub seccomp: bool,
+    /// A mount namespace with only its own files.
+    pub mount_namespace: bool,
+    /// A process namespace of its own.
+    pub pid_namespace: bool,
+    /// A network namespace of its own.
+    pub network_namespace: bool,
+    /// Landlock rules on what may be opened.
+    pub landlock: bool,
+    /// A memory limit.
+    pub memory_limit: bool,
+    /// A processor limit.
+    pub cpu_limit: bool,
+    /// A limit on tasks.
+    pub pids_limit: bool,
+}
+
+/// What can be done with commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Execution {
+    /// Run and wait.
+    pub blocking_run: bool,
+    /// Arguments instead of text for a shell.
+    pub argv: bool,
+    /// Standard input of a managed job.
+    pub stdin: bool,
+    /// Standard input sent along with a blocking command.
+    pub inline_stdin: bool,
+    /// Jobs that outlive the call.
+    pub managed_jobs: bool,
+    /// Signals to jobs.
+    pub signals: bool,
+    /// A list of processes.
+    pub managed_process_listing: bool,
+    /// Jobs on a terminal.
+    pub programmatic_pty: bool,
+    /// Changing the size of that terminal.
+    pub pty_resize: bool,
+}
+
+/// What can be done with files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Files {
+    /// Read contents.
+    pub read: bool,
+    /// Write contents.
+    pub write: bool,
+    /// List a directory.
+    pub list: bool,
+    /// Ask for metadata.
+    pub stat: bool,
+    /// Make directories.
+    pub mkdir: bool,
+    /// Move without overwriting.
+    pub r#move: bool,
+    /// Change permission bits.
+    pub chmod: bool,
+    /// Remove files and trees.
+    pub remove: bool,
+    /// Watch directories.
+    pub watch: bool,
+}
+
+/// What machines can reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Networking {
+    /// A machine can be given a way to the internet.
+    pub internet: bool,
+    /// That a machine has none can be enforced.
+    pub internet_control: bool,
+    /// What a create that does not say gets.
+    pub internet_default: bool,
+}
+
+/// Ports of a machine reachable from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Previews {
+    /// Whether there are any.
+    pub supported: bool,
+}
+
+/// Saving and copying machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Persistence {
+    /// Disk captures.
+    pub snapshots: bool,
+    /// Memory captures.
+    pub memory_snapshot: bool,
+    /// Pause and resume.
+    pub pause_resume: bool,
+    /// Live copies.
+    pub fork: bool,
+    /// A fresh address for the same machine.
+    pub endpoint_renewal: bool,
+}
+
+/// Watching machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Observability {
+    /// A list of what happened to a generation.
+    pub lifecycle_events: bool,
+    /// Processor, memory, disk and network figures.
+    pub metrics: bool,
+    /// Calls to the owner's relay.
+    pub webhooks: bool,
+}
+
+/// A size class.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Size {
+    /// Its name.
+    pub name: String,
+    /// Memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub vcpus: u32,
+    /// Writable disk, MiB.
+    pub disk_mib: u32,
+}
+
+macro_rules! limits {
+    ($($(#[$doc:meta])* $field:ident = $constant:ident;)*) => {
+        /// Every documented number. The unit is the end of the name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[serde(rename_all = "camelCase")]
+        pub struct Limits { $($(#[$doc])* pub $field: u64,)* }
+
+        impl Limits {
+            /// The limits this build enforces.
+            #[must_use]
+            #[allow(clippy::unnecessary_cast)]
+            pub const fn current() -> Self { Self { $($field: limits::$constant as u64,)* } }
+        }
+
+        #[cfg(test)]
+        const REPORTED: &[&str] = &[$(stringify!($constant),)*];
+    };
+}
+
+limits! {
+    /// Longest slot, template or project name, bytes.
+    name_max_bytes = NAME_MAX;
+    /// Default hard lease.
+    ttl_default_seconds = TTL_DEFAULT_SECONDS;
+    /// Shortest hard lease.
+    ttl_min_seconds = TTL_MIN_SECONDS;
+    /// Longest hard lease, counted from now.
+    ttl_max_seconds = TTL_MAX_SECONDS;
+    /// Shortest idle timeout.
+    idle_min_seconds = IDLE_MIN_SECONDS;
+    /// Metadata entries of one machine.
+    metadata_entries_max = METADATA_ENTRIES_MAX;
+    /// Longest metadata key.
+    metadata_key_max_bytes = METADATA_KEY_MAX;
+    /// Longest metadata value.
+    metadata_value_max_bytes = METADATA_VALUE_MAX;
+    /// Environment entries.
+    env_entries_max = ENV_ENTRIES_MAX;
+    /// Total size of environment names and values.
+    env_max_bytes = ENV_BYTES_MAX;
+    /// Longest Idempotency-Key.
+    idempotency_key_max_bytes = IDEMPOTENCY_KEY_MAX;
+    /// How long an Idempotency-Key is kept.
+    idempotency_retention_ms = IDEMPOTENCY_RETENTION_MS;
+    /// How long a finished machine can be inspected.
+    finished_retention_ms = FINISHED_RETENTION_MS;
+    /// Default time-out of a blocking command.
+    command_timeout_default_ms = COMMAND_TIMEOUT_DEFAULT_MS;
+    /// Longest time-out of a command.
+    command_timeout_max_ms = COMMAND_TIMEOUT_MAX_MS;
+    /// Longest command.
+    command_max_bytes = COMMAND_BYTES_MAX;
+    /// Most arguments.
+    argv_entries_max = ARGV_ENTRIES_MAX;
+    /// Output kept of each stream by default.
+    output_limit_default_bytes = OUTPUT_LIMIT_DEFAULT;
+    /// Most output kept of each stream.
+    output_limit_max_bytes = OUTPUT_LIMIT_MAX;
+    /// Standard input sent along with a blocking command.
+    stdin_inline_max_bytes = STDIN_INLINE_MAX;
+    /// Longest path in a machine.
+    path_max_bytes = PATH_MAX;
+    /// Longest name in a path.
+    path_component_max_bytes = PATH_COMPONENT_MAX;
+    /// Largest file that can be written.
+    file_max_bytes = FILE_BYTES_MAX;
+    /// File operations at once on one machine; more wait.
+    file_operations_max = FILE_OPERATIONS_MAX;
+    /// Blocking commands at once on one machine; more are refused.
+    commands_max = COMMANDS_MAX;
+    /// Most items of one page.
+    list_limit_max = LIST_LIMIT_MAX;
+    /// Items of a page by default.
+    list_limit_default = LIST_LIMIT_DEFAULT;
+    /// Largest JSON body.
+    json_body_max_bytes = JSON_BODY_MAX;
+    /// Longest label of a key.
+    key_name_max_bytes = KEY_NAME_MAX;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_the_vocabulary_is_reported() {
+        let source = include_str!("../../types/src/limits.rs");
+        let declared: Vec<&str> =
+            source.lines().filter_map(|l| l.strip_prefix("pub const ")?.split(':').next()).collect();
+        assert!(declared.len() > 20, "the scan found the constants");
+        for name in declared {
+            assert!(REPORTED.contains(&name), "{name} is not reported by /v1/capabilities");
+        }
+    }
+
+    #[test]
+    fn a_limit_reports_the_constant_it_names() {
+        let json = serde_json::to_value(Limits::current()).expect("plain numbers");
+        assert_eq!(json["fileMaxBytes"], limits::FILE_BYTES_MAX);
+        assert_eq!(json["ttlMaxSeconds"], 604_800);
+    }
+}
