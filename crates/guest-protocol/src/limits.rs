@@ -1,0 +1,82 @@
+//! Bounds that host and guest both keep. Every number of the wire stands here once.
+
+use std::time::Duration;
+
+/// Largest message a guest accepts, bytes: a job with full inline input, environment and argv.
+pub const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Largest message a host accepts from a guest, bytes.
+pub const RESPONSE_BYTES_MAX: usize = 512 * 1024;
+/// Most memory the decoder may spend on elements of one message, bytes.
+pub const ELEMENT_MEMORY_MAX: usize = 4 * 1024 * 1024;
+/// Size of one chunk of a file, bytes. A receiver accepts up to [`CHUNK_BYTES_MAX`].
+pub const CHUNK_BYTES: usize = 64 * 1024;
+/// Largest chunk of file content or process output in one message, bytes.
+pub const CHUNK_BYTES_MAX: usize = 128 * 1024;
+
+/// HTTP/2 flow-control window of one stream, bytes.
+pub const STREAM_WINDOW: u32 = 256 * 1024;
+/// HTTP/2 flow-control window of the connection, bytes: the most a peer can make us hold unread.
+pub const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// Largest HTTP/2 frame, bytes (the protocol's own minimum).
+pub const FRAME_BYTES: u32 = 16 * 1024;
+/// Largest header list, bytes: also what an error message must fit in.
+pub const HEADER_LIST_MAX: u32 = 16 * 1024;
+/// Most bytes HTTP/2 holds to send for one stream before the writer waits.
+pub const SEND_BUFFER: usize = 128 * 1024;
+/// Most streaming calls at once (jobs followed, files read and written).
+pub const STREAMING_CALLS_MAX: usize = 1088;
+/// Most unary calls at once. Counted apart, so that followed jobs cannot keep a probe or a cancel out.
+pub const UNARY_CALLS_MAX: usize = 64;
+/// Most HTTP/2 streams at once.
+pub const CONCURRENT_STREAMS: u32 = (STREAMING_CALLS_MAX + UNARY_CALLS_MAX) as u32;
+/// Frames without payload (or with hardly any) a peer may send above what it sends of content: see
+/// [`crate::frames`].
+pub const SMALL_FRAMES_MAX: u32 = 20_000;
+
+/// Stale bytes a host discards while it looks for the guest's answer.
+pub const HOST_DISCARD_MAX: u64 = 8 * 1024 * 1024;
+/// Stale bytes a guest discards before it gives an attempt up and starts a new one.
+pub const GUEST_DISCARD_MAX: u64 = 64 * 1024 * 1024;
+/// How long a host waits for the answer before its first repetition; doubles up to [`LINK_RETRY_MAX`].
+pub const LINK_RETRY_FIRST: Duration = Duration::from_millis(100);
+/// Longest pause between repetitions.
+pub const LINK_RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Jobs the agent keeps, finished ones included.
+pub const JOBS_MAX: usize = 2048;
+/// Followers of one job at once.
+pub const JOB_FOLLOWERS_MAX: usize = 16;
+/// Longest job id, bytes.
+pub const JOB_ID_MAX: usize = 64;
+/// Most argv entries of a job.
+pub const ARGV_ENTRIES_MAX: usize = 1024;
+/// Longest argv of a job in all, bytes. Linux takes at most 128 KiB for one argument.
+pub const ARGV_BYTES_MAX: usize = 256 * 1024;
+/// Most environment entries.
+pub const ENV_ENTRIES_MAX: usize = 256;
+/// Longest environment in all, bytes.
+pub const ENV_BYTES_MAX: usize = 128 * 1024;
+/// Input that may come with the start of a job, bytes.
+pub const STDIN_INLINE_MAX: usize = 1024 * 1024;
+/// Input written to a running job that it has not read yet, bytes; a write above that waits.
+pub const STDIN_PENDING_MAX: usize = 256 * 1024;
+/// Output of one job that no follower took yet, bytes; above that the process is made to wait.
+pub const UNSENT_MAX: usize = 1024 * 1024;
+/// Output kept after it was handed to a follower, bytes: more than a broken link can lose, so that
+/// `FollowJob` from the last sequence that arrived finds everything.
+pub const RETAINED_MAX: usize = 1024 * 1024;
+/// Largest `output_limit`, bytes.
+pub const OUTPUT_LIMIT_MAX: u64 = 16 * 1024 * 1024;
+/// Longest path, bytes.
+pub const PATH_MAX: usize = 4095;
+/// Longest host name, bytes.
+pub const HOSTNAME_MAX: usize = 64;
+/// Longest generation text, bytes.
+pub const GENERATION_MAX: usize = 128;
+/// Most entropy in one `Configure`, bytes.
+pub const ENTROPY_MAX: usize = 512;
+
+// What a broken link can lose: the windows and buffers between agent and host.
+const _: () = assert!(STREAM_WINDOW as usize + SEND_BUFFER + 2 * CHUNK_BYTES_MAX < RETAINED_MAX);
+const _: () = assert!(STDIN_INLINE_MAX + ENV_BYTES_MAX + ARGV_BYTES_MAX < REQUEST_BYTES_MAX);
+const _: () = assert!(CHUNK_BYTES <= CHUNK_BYTES_MAX && CHUNK_BYTES_MAX * 2 <= RESPONSE_BYTES_MAX);
