@@ -1,0 +1,110 @@
+//! Every statement, once. The same text runs on both databases; a test prepares each of them.
+
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident = $sql:expr;)*) => {
+        $($(#[$doc])* pub(crate) const $name: &str = $sql;)*
+
+        /// Every statement, by name.
+        #[cfg(test)]
+        pub(crate) const ALL: &[(&str, &str)] = &[$((stringify!($name), $name),)*];
+    };
+}
+
+/// The columns of a machine, in the order in which `record::machine` reads them.
+macro_rules! machine_columns {
+    () => {
+        "m.key, m.project, m.id, m.created_at, m.host, m.template, m.size, m.internet, m.ttl_ms, \
+         m.spec_idle_timeout_ms, m.metadata, m.env, m.state, m.ending_kind, m.ending_message, m.hard_deadline, \
+         m.idle_timeout_ms, m.last_activity, m.running_at, m.ended_at, m.revision"
+    };
+}
+
+/// The columns of an API key, in the order in which `keys::key` reads them.
+macro_rules! key_columns {
+    () => {
+        "k.id, k.project, k.name, k.role, k.prefix, k.secret_hash, k.created_at, k.last_used_at, k.revoked_at"
+    };
+}
+
+statements! {
+    HEALTH = "SELECT value FROM meta WHERE name = 'schema_version'";
+    META_GET = "SELECT value FROM meta WHERE name = $1";
+    META_PUT = "INSERT INTO meta (name, value) VALUES ($1, $2) \
+                ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+
+    PROJECT_ENSURE = "INSERT INTO projects (id, created_at) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING";
+    PROJECT_GET = "SELECT id FROM projects WHERE id = $1";
+
+    KEY_INSERT = "INSERT INTO api_keys (id, project, name, role, prefix, secret_hash, created_at) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    KEY_BY_PREFIX = concat!("SELECT ", key_columns!(), " FROM api_keys k WHERE k.prefix = $1");
+    KEY_BY_ID = concat!("SELECT ", key_columns!(), " FROM api_keys k WHERE k.id = $1");
+    KEY_LIST = concat!("SELECT ", key_columns!(), " FROM api_keys k WHERE k.project = $1 \
+                        AND (k.created_at, k.id) > ($2, $3) ORDER BY k.created_at, k.id LIMIT $4");
+    KEY_REVOKE = "UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
+    KEY_COUNT = "SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL";
+    KEY_TOUCH = "UPDATE api_keys SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $3)";
+
+    /// Takes the idempotency key, also when its former use has expired. No row: it is held.
+    IDEMPOTENCY_CLAIM = "INSERT INTO idempotency (project, operation, key, body_hash, machine_key, created_at, expires_at) \
+                         VALUES ($1, $2, $3, $4, $5, $6, $7) \
+                         ON CONFLICT (project, operation, key) DO UPDATE SET body_hash = excluded.body_hash, \
+                         machine_key = excluded.machine_key, created_at = excluded.created_at, \
+                         expires_at = excluded.expires_at WHERE idempotency.expires_at <= excluded.created_at";
+    /// The machine made under a key that has not expired, and the hash of the body it was made from.
+    IDEMPOTENCY_GET = concat!("SELECT ", machine_columns!(), ", i.body_hash FROM idempotency i \
+                               JOIN machines m ON m.key = i.machine_key \
+                               WHERE i.project = $1 AND i.operation = $2 AND i.key = $3 AND i.expires_at > $4");
+
+    /// Moves the slot's high-water mark forward, holding its row until the end of the transaction.
+    SLOT_ADVANCE = "INSERT INTO slots (project, id, high_water) VALUES ($1, $2, $3) \
+                    ON CONFLICT (project, id) DO UPDATE SET high_water = \
+                    CASE WHEN slots.high_water >= excluded.high_water THEN slots.high_water + 1 \
+                    ELSE excluded.high_water END RETURNING high_water";
+    SLOT_SET = "UPDATE slots SET high_water = $3 WHERE project = $1 AND id = $2";
+    SLOT_LIVING = "SELECT m.created_at FROM machines m \
+                   WHERE m.project = $1 AND m.id = $2 AND m.state NOT IN ('stopped', 'failed')";
+
+    MACHINE_INSERT = "INSERT INTO machines (key, project, id, created_at, host, template, size, internet, ttl_ms, \
+                      spec_idle_timeout_ms, metadata, env, state, hard_deadline, idle_timeout_ms, last_activity, revision) \
+                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 1)";
+    METADATA_INSERT = "INSERT INTO machine_metadata (machine_key, project, name, value, created_at) \
+                       VALUES ($1, $2, $3, $4, $5)";
+    MACHINE_BY_KEY = concat!("SELECT ", machine_columns!(), " FROM machines m WHERE m.key = $1");
+    MACHINE_BY_GENERATION = concat!("SELECT ", machine_columns!(), " FROM machines m \
+                                     WHERE m.project = $1 AND m.id = $2 AND m.created_at = $3");
+    MACHINE_NEWEST = concat!("SELECT ", machine_columns!(), " FROM machines m \
+                              WHERE m.project = $1 AND m.id = $2 ORDER BY m.created_at DESC LIMIT 1");
+    MACHINE_LIVING = concat!("SELECT ", machine_columns!(), " FROM machines m \
+                              WHERE m.host = $1 AND m.state NOT IN ('stopped', 'failed') AND m.key > $2 \
+                              ORDER BY m.key LIMIT $3");
+    MACHINE_UPDATE = "UPDATE machines SET state = $3, ending_kind = $4, ending_message = $5, hard_deadline = $6, \
+                      idle_timeout_ms = $7, last_activity = $8, running_at = $9, ended_at = $10, revision = revision + 1 \
+                      WHERE key = $1 AND revision = $2";
+
+    LIST_ALL = concat!("SELECT ", machine_columns!(), " FROM machines m \
+                        WHERE m.project = $1 AND (m.created_at, m.key) < ($2, $3) \
+                        ORDER BY m.created_at DESC, m.key DESC LIMIT $4");
+    LIST_STATE = concat!("SELECT ", machine_columns!(), " FROM machines m \
+                          WHERE m.project = $1 AND m.state = $2 AND (m.created_at, m.key) < ($3, $4) \
+                          ORDER BY m.created_at DESC, m.key DESC LIMIT $5");
+    LIST_METADATA = concat!("SELECT ", machine_columns!(), " FROM machine_metadata d \
+                             JOIN machines m ON m.key = d.machine_key \
+                             WHERE d.project = $1 AND d.name = $2 AND d.value = $3 \
+                             AND (d.created_at, d.machine_key) < ($4, $5) \
+                             ORDER BY d.created_at DESC, d.machine_key DESC LIMIT $6");
+    /// How many machines carry a label, counted no further than a limit.
+    METADATA_COUNT = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM machine_metadata \
+                      WHERE project = $1 AND name = $2 AND value = $3 LIMIT $4) AS some";
+
+    SWEEP_IDEMPOTENCY = "DELETE FROM idempotency WHERE (project, operation, key) IN \
+                         (SELECT project, operation, key FROM idempotency WHERE expires_at <= $1 LIMIT $2)";
+    SWEEP_MACHINES = "DELETE FROM machines WHERE key IN (SELECT m.key FROM machines m \
+                      WHERE m.state IN ('stopped', 'failed') AND m.ended_at <= $1 \
+                      AND NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.machine_key = m.key) LIMIT $2)";
+    /// Forgets slots without machines. The highest mark among them must become the floor of new slots.
+    SWEEP_SLOTS = "DELETE FROM slots WHERE (project, id) IN (SELECT s.project, s.id FROM slots s \
+                   WHERE s.high_water <= $1 AND NOT EXISTS \
+                   (SELECT 1 FROM machines m WHERE m.project = s.project AND m.id = s.id) LIMIT $2) \
+                   RETURNING high_water";
+}
