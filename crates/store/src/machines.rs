@@ -157,11 +157,10 @@ impl Store {
     /// the database.
     pub async fn begin_create(&self, new: NewMachine, idempotency: Option<Idempotency>) -> Result<BeginCreate> {
         // A repeated request is answered without the write lock.
-        if let Some(id) = &idempotency {
-            let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new, id)).await?;
-            if let Some(answer) = row.map(|r| replay(&r, id)).transpose()? {
-                return Ok(answer);
-            }
+        if let Some(id) = &idempotency
+            && let Some(answer) = self.find_create(&new.project, id, new.now).await?
+        {
+            return Ok(answer);
         }
         let mut tx = self.db.begin().await?;
         let answer = create_in(&mut tx, &new, idempotency.as_ref()).await?;
@@ -170,6 +169,17 @@ impl Store {
             _ => tx.rollback().await?,
         }
         Ok(answer)
+    }
+
+    /// What an earlier create with this key became: [`BeginCreate::Replay`] or [`BeginCreate::KeyConflict`]; `None`
+    /// when the key is not in use. A caller asks before it turns a new create down, so that a repeated one still
+    /// finds its machine.
+    ///
+    /// # Errors
+    /// What befell the database.
+    pub async fn find_create(&self, project: &ProjectId, id: &Idempotency, now: Millis) -> Result<Option<BeginCreate>> {
+        let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, id, now)).await?;
+        row.map(|r| replay(&r, id)).transpose()
     }
 
     /// One generation of a project.
@@ -258,8 +268,8 @@ async fn fetch(tx: &mut Tx, key: &GenerationKey) -> Result<Option<MachineRecord>
     tx.fetch_optional(sql::MACHINE_BY_KEY, &[key_arg(key)]).await?.map(|row| record::machine(&row)).transpose()
 }
 
-fn replay_args(new: &NewMachine, id: &Idempotency) -> [Arg; 4] {
-    [Arg::text(new.project.as_str()), Arg::text(CREATE), Arg::text(&id.key), Arg::Int(new.now.0)]
+fn replay_args(project: &ProjectId, id: &Idempotency, now: Millis) -> [Arg; 4] {
+    [Arg::text(project.as_str()), Arg::text(CREATE), Arg::text(&id.key), Arg::Int(now.0)]
 }
 
 fn replay(row: &Row, id: &Idempotency) -> Result<BeginCreate> {
@@ -285,7 +295,7 @@ async fn create_in(tx: &mut Tx, new: &NewMachine, idempotency: Option<&Idempoten
             Arg::Int(new.now.plus(IDEMPOTENCY_RETENTION_MS).0),
         ];
         if tx.execute(sql::IDEMPOTENCY_CLAIM, &claim).await? == 0 {
-            return match tx.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(new, id)).await? {
+            return match tx.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new.project, id, new.now)).await? {
                 Some(row) => replay(&row, id),
                 None => Err(StoreError::corrupt("an idempotency key without its machine")),
             };
