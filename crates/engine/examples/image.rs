@@ -1,0 +1,45 @@
+//! Makes guest images by hand: `image DATA kernel|initramfs AGENT`.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use mainbrella_engine::image::{Event, ImageStore, Progress};
+
+struct Print(Mutex<(Instant, String)>);
+
+impl Progress for Print {
+    fn event(&self, event: Event<'_>) {
+        let Ok(mut state) = self.0.lock() else { return };
+        match event {
+            Event::Step(name) => {
+                println!("   {:>6.1} s  {}", state.0.elapsed().as_secs_f32(), state.1);
+                *state = (Instant::now(), name.to_owned());
+                println!("== {name}");
+            }
+            Event::Fraction(f) => println!("   {:.0} %", f * 100.0),
+            Event::Line(line) => println!("   | {line}"),
+            Event::Finished { cached } => {
+                println!("   {:>6.1} s  {}", state.0.elapsed().as_secs_f32(), state.1);
+                println!("== finished{}", if cached { " (was there)" } else { "" });
+            }
+            other => println!("   {other:?}"),
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let progress = Print(Mutex::new((Instant::now(), "start".to_owned())));
+    match args[..] {
+        [data, "kernel"] => println!("{:#?}", ImageStore::open(Path::new(data))?.kernel(&progress)?),
+        [data, "initramfs", agent] => {
+            let store = ImageStore::open(Path::new(data))?;
+            let kernel = store.kernel(&progress)?;
+            println!("{:#?}", store.initramfs(&kernel, Path::new(agent))?);
+        }
+        _ => return Err("image DATA kernel | image DATA initramfs AGENT".into()),
+    }
+    Ok(())
+}
