@@ -1,0 +1,284 @@
+"""Everything the SDK can raise.
+
+Each error carries data for programs (``code``, ``status``, ``retryable``, ``request_id``, ``idempotency_key``) and a
+sentence with a hint for people. A non-zero exit code of a command is a normal result and never an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AuthenticationError",
+    "CallerStoppedWaitingError",
+    "CleanupUncertainError",
+    "CommandNotStartedError",
+    "ConfigurationError",
+    "ConflictError",
+    "CreateFailedError",
+    "FileOperationError",
+    "GenerationMismatchError",
+    "GuestFileNotFoundError",
+    "GuestUnavailableError",
+    "IdempotencyConflictError",
+    "InvalidRequestError",
+    "InvalidResponseError",
+    "MachineNotRunningError",
+    "MainbrellaError",
+    "NotFoundError",
+    "PayloadTooLargeError",
+    "PermissionDeniedError",
+    "RateLimitedError",
+    "RedirectRefusedError",
+    "ServerError",
+    "SlotInUseError",
+    "TransportError",
+    "UnavailableError",
+    "UnsupportedError",
+]
+
+
+class MainbrellaError(Exception):
+    """The base of every error of this package.
+
+    Attributes:
+        code: stable name of what went wrong, e.g. ``generation_mismatch``.
+        message: one sentence.
+        status: HTTP status of the answer; ``None`` when there was none.
+        hint: what to do next; may be empty.
+        request_id: names the request in the service's log.
+        retryable: the same request may be sent again after a pause: nothing was done by it.
+        ambiguous: the request may or may not have been carried out.
+        idempotency_key: the key of the request; send the same request with it to find out or finish.
+        retry_after: seconds the service asked to wait; ``None`` when it did not say.
+    """
+
+    default_code = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        hint: str = "",
+        request_id: str | None = None,
+        retryable: bool = False,
+        ambiguous: bool = False,
+        idempotency_key: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code if code is not None else self.default_code
+        self.message = message
+        self.status = status
+        self.hint = hint
+        self.request_id = request_id
+        self.retryable = retryable
+        self.ambiguous = ambiguous
+        self.idempotency_key = idempotency_key
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        text = f"{self.message} [{self.code}]"
+        return f"{text} {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.__dict__.copy()))
+
+
+def _rebuild(kind: type[MainbrellaError], message: str, state: dict[str, Any]) -> MainbrellaError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(MainbrellaError, ValueError):
+    """An argument cannot be used: nothing was sent."""
+
+    default_code = "configuration"
+
+
+class InvalidRequestError(MainbrellaError):
+    """The service found a field, header or body of the wrong form."""
+
+
+class AuthenticationError(MainbrellaError):
+    """No or unknown API key."""
+
+
+class PermissionDeniedError(MainbrellaError):
+    """The key may not do this."""
+
+
+class NotFoundError(MainbrellaError):
+    """No such machine, template or route."""
+
+
+class GuestFileNotFoundError(NotFoundError):
+    """The path does not exist inside the machine."""
+
+
+class ConflictError(MainbrellaError):
+    """The state of something forbids the request."""
+
+
+class GenerationMismatchError(ConflictError):
+    """The slot holds another generation than the one named; the newer machine was not touched."""
+
+
+class MachineNotRunningError(ConflictError):
+    """The machine is not in a state that allows the call."""
+
+
+class SlotInUseError(ConflictError):
+    """A living machine holds the slot."""
+
+
+class IdempotencyConflictError(ConflictError):
+    """The idempotency key belongs to a different request."""
+
+
+class CommandNotStartedError(MainbrellaError):
+    """The command could not be started: no such program or working directory."""
+
+
+class FileOperationError(MainbrellaError):
+    """The machine's file system refused the operation, or its disk is full."""
+
+
+class UnsupportedError(MainbrellaError):
+    """This host cannot do it; ``client.capabilities()`` says what it can."""
+
+
+class PayloadTooLargeError(MainbrellaError):
+    """More was sent than the limit allows."""
+
+
+class RateLimitedError(MainbrellaError):
+    """Too many requests; wait ``retry_after`` seconds."""
+
+
+class UnavailableError(MainbrellaError):
+    """The service cannot take the request now: a queue is full, it is going down, or its disk is full."""
+
+
+class CreateFailedError(MainbrellaError):
+    """The machine could not be made; its record says why."""
+
+
+class GuestUnavailableError(MainbrellaError):
+    """The machine's agent did not answer in time."""
+
+
+class ServerError(MainbrellaError):
+    """A fault of the service."""
+
+
+class RedirectRefusedError(MainbrellaError):
+    """The service answered with a redirect. It was not followed, so that the API key goes nowhere else."""
+
+    default_code = "redirect_refused"
+
+
+class TransportError(MainbrellaError):
+    """The network failed. ``ambiguous`` says whether the request may have been carried out."""
+
+    default_code = "transport"
+
+
+class InvalidResponseError(TransportError):
+    """The answer was not one of this API: cut short, not JSON, or lacking required fields."""
+
+    default_code = "invalid_response"
+
+
+class CallerStoppedWaitingError(TransportError):
+    """This side gave up waiting for the answer. What was asked may go on in the machine.
+
+    Not to be confused with a command that ran into its own limit: that is a normal result with ``timed_out=True``.
+    """
+
+    default_code = "caller_stopped_waiting"
+
+
+class CleanupUncertainError(MainbrellaError):
+    """The machine was asked to stop, but its removal could not be confirmed. Stopping again is safe."""
+
+    default_code = "cleanup_uncertain"
+
+
+_KINDS: dict[str, type[MainbrellaError]] = {
+    "invalid_request": InvalidRequestError,
+    "unauthenticated": AuthenticationError,
+    "forbidden": PermissionDeniedError,
+    "not_found": NotFoundError,
+    "template_not_found": NotFoundError,
+    "file_not_found": GuestFileNotFoundError,
+    "generation_mismatch": GenerationMismatchError,
+    "machine_not_running": MachineNotRunningError,
+    "slot_in_use": SlotInUseError,
+    "idempotency_conflict": IdempotencyConflictError,
+    "in_progress": ConflictError,
+    "file_error": FileOperationError,
+    "guest_disk_full": FileOperationError,
+    "command_not_started": CommandNotStartedError,
+    "unsupported": UnsupportedError,
+    "payload_too_large": PayloadTooLargeError,
+    "rate_limited": RateLimitedError,
+    "overloaded": UnavailableError,
+    "shutting_down": UnavailableError,
+    "host_full": UnavailableError,
+    "create_failed": CreateFailedError,
+    "guest_unavailable": GuestUnavailableError,
+    "deadline_exceeded": GuestUnavailableError,
+    "internal": ServerError,
+}
+
+_STATUSES: dict[int, type[MainbrellaError]] = {
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    413: PayloadTooLargeError,
+    429: RateLimitedError,
+    503: UnavailableError,
+}
+
+# Codes after which nothing was done, and codes after which only the service knows.
+_SAFE = frozenset({"rate_limited", "overloaded", "shutting_down", "in_progress"})
+_UNKNOWN_OUTCOME = frozenset({"internal", "deadline_exceeded", "guest_unavailable"})
+
+
+def api_error(
+    status: int,
+    body: dict[str, Any] | None,
+    *,
+    request_id: str | None,
+    retry_after: float | None,
+    idempotency_key: str | None,
+) -> MainbrellaError:
+    """The error for an answer with an error status. ``body`` is ``None`` when it was not the API's JSON."""
+    fields = body or {}
+    code = fields.get("code")
+    if not isinstance(code, str) or not code:
+        # Not ours: a proxy in between, or another service on this address.
+        code = f"http_{status}"
+    kind = _KINDS.get(code) or _STATUSES.get(status)
+    if kind is None:
+        kind = ServerError if status >= 500 else InvalidRequestError
+    message = fields.get("message")
+    hint = fields.get("hint")
+    answered_id = fields.get("requestId")
+    foreign_5xx = code.startswith("http_5")
+    return kind(
+        message if isinstance(message, str) and message else f"The service answered with HTTP status {status}.",
+        code=code,
+        status=status,
+        hint=hint if isinstance(hint, str) else "",
+        request_id=answered_id if isinstance(answered_id, str) else request_id,
+        retryable=code in _SAFE or code in ("http_429", "http_503"),
+        ambiguous=code in _UNKNOWN_OUTCOME or (foreign_5xx and status != 503),
+        idempotency_key=idempotency_key,
+        retry_after=retry_after,
+    )
