@@ -1,0 +1,250 @@
+//! All machines of this host.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use mainbrella_types::{DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState};
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use crate::clock::Clock;
+use crate::driver::{Adoption, Driver, TemplateInfo};
+use crate::error::EngineError;
+use crate::journal::Journal;
+use crate::machine::{MachineHandle, Origin, World, assume_used, died, spawn};
+
+/// Machines looked at together after a restart.
+const RECOVER_AT_ONCE: usize = 8;
+/// How long actors may take to let go when the service ends.
+const DETACH_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What an engine may be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Machines on this host at once.
+    pub machines_max: usize,
+    /// Longest launch, the first freeze of a template size included.
+    pub launch_deadline: Duration,
+    /// Longest time from a started VMM to an answering, configured guest.
+    pub ready_deadline: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            machines_max: 1000,
+            launch_deadline: Duration::from_secs(300),
+            ready_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What was found and done after a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Running machines taken over.
+    pub adopted: usize,
+    /// Half-made machines whose creation goes on.
+    pub completed: usize,
+    /// Machines that did not survive; they are `failed` with the reason.
+    pub failed: usize,
+    /// Machines whose end had been decided, or whose lease is over.
+    pub ended: usize,
+    /// Things found on the host that belong to no living machine, removed.
+    pub removed: usize,
+}
+
+struct Entry {
+    handle: MachineHandle,
+    task: JoinHandle<()>,
+}
+
+struct Inner {
+    world: World,
+    machines: Mutex<HashMap<GenerationKey, Entry>>,
+}
+
+/// The machines of this host. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// An engine over `driver`, writing through `journal`.
+    pub fn new(driver: Arc<dyn Driver>, journal: Arc<dyn Journal>, clock: Arc<dyn Clock>, config: EngineConfig) -> Self {
+        let world = World { driver, journal, clock, config };
+        Self { inner: Arc::new(Inner { world, machines: Mutex::new(HashMap::new()) }) }
+    }
+
+    fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Entry>> {
+        self.inner.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the driver can do here.
+    #[must_use]
+    pub fn report(&self) -> DriverReport {
+        self.inner.world.driver.report()
+    }
+
+    /// The templates machines can be made from.
+    ///
+    /// # Errors
+    /// When the driver cannot read them.
+    pub async fn templates(&self) -> Result<Vec<TemplateInfo>, EngineError> {
+        Ok(self.inner.world.driver.templates().await?)
+    }
+
+    /// A machine that is not over, by its generation key.
+    #[must_use]
+    pub fn machine(&self, key: &GenerationKey) -> Option<MachineHandle> {
+        self.machines().get(key).map(|e| e.handle.clone())
+    }
+
+    /// How many machines are not over.
+    #[must_use]
+    pub fn living(&self) -> usize {
+        self.machines().len()
+    }
+
+    /// Makes the machine of `record`, whose intent is durable, and waits until it runs. The creation goes
+    /// on when the caller stops waiting. A second call for the same key waits for the first.
+    ///
+    /// # Errors
+    /// Why it could not be made; the record then says so too.
+    pub async fn create(&self, record: MachineRecord) -> Result<MachineHandle, EngineError> {
+        let handle = match self.machine(&record.key) {
+            Some(handle) => handle,
+            None => self.begin(record)?,
+        };
+        handle.ready().await?;
+        Ok(handle)
+    }
+
+    /// Whether one more machine may be made.
+    ///
+    /// # Errors
+    /// When this host is full.
+    pub fn has_room(&self) -> Result<(), EngineError> {
+        let max = self.inner.world.config.machines_max;
+        if self.living() >= max {
+            return Err(EngineError::new(ErrorCode::Overloaded, format!("this host already holds {max} machines")));
+        }
+        Ok(())
+    }
+
+    fn begin(&self, record: MachineRecord) -> Result<MachineHandle, EngineError> {
+        if record.state != MachineState::Creating {
+            return Err(crate::machine::handle::not_running(record.state, record.ending.as_ref()));
+        }
+        Ok(self.start(record, Origin::Intent))
+    }
+
+    fn start(&self, record: MachineRecord, origin: Origin) -> MachineHandle {
+        let key = record.key;
+        let mut machines = self.machines();
+        if let Some(entry) = machines.get(&key) {
+            return entry.handle.clone();
+        }
+        let (handle, task) = spawn(self.inner.world.clone(), record, origin);
+        let engine = self.clone();
+        let task = tokio::spawn(async move {
+            if let Err(e) = task.await {
+                warn!(machine = %key, error = %e, "an actor ended abnormally");
+            }
+            engine.machines().remove(&key);
+        });
+        machines.insert(key, Entry { handle: handle.clone(), task });
+        handle
+    }
+
+    /// After a start: takes over what runs, finishes what was begun, ends what is due, removes what nobody owns.
+    ///
+    /// # Errors
+    /// When the store or the host cannot be read. Nothing has then been removed.
+    pub async fn recover(&self) -> Result<RecoveryReport, EngineError> {
+        let world = &self.inner.world;
+        let living = world.journal.living().await.map_err(|e| {
+            EngineError::new(ErrorCode::Internal, "the records of machines could not be read").because(e.to_string())
+        })?;
+        let present = world.driver.inventory().await?;
+        let mut report = RecoveryReport::default();
+
+        let owned: HashSet<_> = living.iter().map(|r| r.key).collect();
+        for key in present.iter().filter(|key| !owned.contains(key)) {
+            info!(machine = %key, "removing what no living machine owns");
+            world.driver.destroy(key).await?;
+            report.removed += 1;
+        }
+
+        let mut looked = futures::stream::iter(living.into_iter().map(|record| self.look(record)))
+            .buffer_unordered(RECOVER_AT_ONCE);
+        while let Some(found) = looked.next().await {
+            let (record, origin) = found?;
+            let generation = record.generation.to_string();
+            match &origin {
+                Origin::Intent => report.completed += 1,
+                Origin::Adopted(_) => report.adopted += 1,
+                Origin::Ending(f) if f.kind.final_state() == MachineState::Failed => report.failed += 1,
+                Origin::Ending(_) => report.ended += 1,
+            }
+            let what = match &origin {
+                Origin::Intent => "completing",
+                Origin::Adopted(_) => "adopted",
+                Origin::Ending(f) => f.kind.as_str(),
+            };
+            info!(machine = %generation, what, "recovered");
+            self.start(record, origin);
+        }
+        Ok(report)
+    }
+
+    /// What is to be done with one machine that should be alive.
+    async fn look(&self, mut record: MachineRecord) -> Result<(MachineRecord, Origin), EngineError> {
+        let world = &self.inner.world;
+        let now = world.clock.now();
+        let lost = |message: &str| Origin::Ending(Failure { kind: FailureKind::Lost, message: message.into() });
+        let origin = match record.state {
+            MachineState::Creating => {
+                world.driver.destroy(&record.key).await?;
+                if now >= record.lease.hard_deadline {
+                    Origin::Ending(Failure {
+                        kind: FailureKind::CreateFailed,
+                        message: "its lease ended before it could be made".into(),
+                    })
+                } else {
+                    Origin::Intent
+                }
+            }
+            MachineState::Running => match world.driver.adopt(&record.key).await? {
+                Adoption::Running(instance) => {
+                    assume_used(&mut record, now);
+                    Origin::Adopted(instance)
+                }
+                Adoption::Dead(report) => Origin::Ending(died(&report)),
+                Adoption::Absent => lost("nothing of it was left on the host after a restart"),
+            },
+            MachineState::Stopping => Origin::Ending(record.ending.clone().unwrap_or(Failure {
+                kind: FailureKind::StopRequested,
+                message: "it was being stopped".into(),
+            })),
+            _ => lost("it was in a state this version of the service cannot continue"),
+        };
+        Ok((record, origin))
+    }
+
+    /// Lets go of every machine; they go on without the service.
+    pub async fn shutdown(&self) {
+        let entries: Vec<Entry> = self.machines().drain().map(|(_, entry)| entry).collect();
+        for entry in &entries {
+            let _ = entry.handle.shared.messages.send(crate::machine::handle::Message::Detach).await;
+        }
+        let all = futures::future::join_all(entries.into_iter().map(|e| e.task));
+        if tokio::time::timeout(DETACH_DEADLINE, all).await.is_err() {
+            warn!("some machines were still being made or removed; the next start goes on with them");
+        }
+        self.inner.world.driver.shutdown().await;
+    }
+}

@@ -1,0 +1,224 @@
+//! A driver without machines, for tests: a scripted guest in this process, and faults on demand.
+//!
+//! It speaks the real guest protocol over an in-memory stream, so everything above the byte stream is the
+//! code that runs in production. "Resources on the host" are entries of a table that survive the engine, so
+//! a restart can be played by making a new engine over the same driver.
+
+mod guest;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use mainbrella_guest_protocol::guest_side::{self, GuestService};
+use mainbrella_types::{DriverReport, GenerationKey, Isolation, JailReport, SizeClass, TemplateName};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
+use crate::error::DriverError;
+pub use guest::GuestFaults;
+
+/// Faults of the host side. Each counter says how many of the next calls fail.
+#[derive(Debug, Default)]
+pub struct HostFaults {
+    /// Launches that fail and leave nothing.
+    pub launch: AtomicU32,
+    /// Launches that find the host's disk full.
+    pub launch_host_full: AtomicU32,
+    /// Removals that fail and leave everything.
+    pub destroy: AtomicU32,
+    /// Dials that fail.
+    pub dial: AtomicU32,
+}
+
+/// Takes one fault from a counter; says whether there was one.
+fn strikes(counter: &AtomicU32) -> bool {
+    counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+}
+
+struct FakeMachine {
+    service: GuestService,
+    exit: watch::Sender<Option<ExitReport>>,
+    link: Mutex<CancellationToken>,
+}
+
+/// The driver. Clones share their machines and faults.
+#[derive(Clone)]
+pub struct FakeDriver {
+    machines: Arc<Mutex<HashMap<GenerationKey, Arc<FakeMachine>>>>,
+    /// Host faults.
+    pub host: Arc<HostFaults>,
+    /// Guest faults, shared by all machines.
+    pub guest: Arc<GuestFaults>,
+    launch_time: Duration,
+    templates: Vec<TemplateName>,
+}
+
+impl Default for FakeDriver {
+    fn default() -> Self {
+        Self::new(Duration::ZERO)
+    }
+}
+
+impl FakeDriver {
+    /// A driver whose launches take `launch_time`, with the templates `python` and `node`.
+    #[must_use]
+    pub fn new(launch_time: Duration) -> Self {
+        let templates = ["python", "node"].into_iter().filter_map(|n| n.parse().ok()).collect();
+        Self {
+            machines: Arc::default(),
+            host: Arc::default(),
+            guest: Arc::default(),
+            launch_time,
+            templates,
+        }
+    }
+
+    fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Arc<FakeMachine>>> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Machines of which anything exists.
+    #[must_use]
+    pub fn alive(&self) -> usize {
+        self.machines().len()
+    }
+
+    /// Ends a machine from outside, as a killed VMM would.
+    pub fn kill(&self, key: &GenerationKey, report: ExitReport) {
+        if let Some(machine) = self.machines().get(key) {
+            machine.exit.send_replace(Some(report));
+            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        }
+    }
+
+    /// Breaks the byte stream of a machine that goes on, once.
+    pub fn cut(&self, key: &GenerationKey) {
+        if let Some(machine) = self.machines().get(key) {
+            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        }
+    }
+
+    /// Leaves something on the host that no record owns.
+    pub fn litter(&self, key: GenerationKey) {
+        self.put(key);
+    }
+
+    fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
+        let service = guest_side::service(guest::router(Arc::clone(&self.guest)));
+        let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default() });
+        self.machines().insert(key, Arc::clone(&machine));
+        machine
+    }
+}
+
+struct FakeInstance {
+    machine: Arc<FakeMachine>,
+    host: Arc<HostFaults>,
+}
+
+#[async_trait]
+impl Instance for FakeInstance {
+    async fn dial(&self) -> Result<GuestStream, DriverError> {
+        if strikes(&self.host.dial) {
+            return Err(DriverError::Stage { stage: "dial", detail: "a fault was asked for".into() });
+        }
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let token = CancellationToken::new();
+        // A new stream replaces the old one, as a port does.
+        std::mem::replace(&mut *self.machine.link.lock().unwrap_or_else(PoisonError::into_inner), token.clone()).cancel();
+        let service = self.machine.service.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = guest_side::serve(theirs, service) => {}
+                () = token.cancelled() => {}
+            }
+        });
+        Ok(Box::new(ours))
+    }
+
+    async fn exited(&self) -> ExitReport {
+        let mut exit = self.machine.exit.subscribe();
+        let report = exit.wait_for(Option::is_some).await.ok().and_then(|r| r.clone());
+        report.unwrap_or_else(|| ExitReport::Vmm("it was removed".into()))
+    }
+}
+
+#[async_trait]
+impl Driver for FakeDriver {
+    fn report(&self) -> DriverReport {
+        DriverReport {
+            driver: "fake",
+            accelerator: None,
+            accelerator_reason: "the fake driver runs nothing".into(),
+            isolation: Isolation::SharedKernel,
+            jail: JailReport::default(),
+            vmm: "none".into(),
+            internet: false,
+            internet_off: true,
+            memory_snapshot: false,
+            fork: false,
+        }
+    }
+
+    async fn templates(&self) -> Result<Vec<TemplateInfo>, DriverError> {
+        Ok(self
+            .templates
+            .iter()
+            .map(|name| TemplateInfo {
+                name: name.clone(),
+                digest: "sha256:00".into(),
+                image_bytes: 0,
+                frozen: vec![SizeClass::Small],
+            })
+            .collect())
+    }
+
+    async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError> {
+        if strikes(&self.host.launch_host_full) {
+            return Err(DriverError::HostFull);
+        }
+        if !self.templates.contains(&order.template) {
+            return Err(DriverError::TemplateMissing(order.template.to_string()));
+        }
+        if order.internet {
+            return Err(DriverError::Unsupported("this host gives machines no way to the internet".into()));
+        }
+        if !self.launch_time.is_zero() {
+            tokio::time::sleep(self.launch_time).await;
+        }
+        if strikes(&self.host.launch) {
+            return Err(DriverError::Stage { stage: "launch", detail: "a fault was asked for".into() });
+        }
+        let machine = self.put(order.key);
+        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host) }))
+    }
+
+    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
+        let Some(machine) = self.machines().get(key).cloned() else { return Ok(Adoption::Absent) };
+        let report = machine.exit.borrow().clone();
+        Ok(match report {
+            Some(report) => Adoption::Dead(report),
+            None => Adoption::Running(Box::new(FakeInstance { machine, host: Arc::clone(&self.host) })),
+        })
+    }
+
+    async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {
+        Ok(self.machines().keys().copied().collect())
+    }
+
+    async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError> {
+        if strikes(&self.host.destroy) {
+            return Err(DriverError::Stage { stage: "destroy", detail: "a fault was asked for".into() });
+        }
+        if let Some(machine) = self.machines().remove(key) {
+            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        }
+        Ok(())
+    }
+
+    async fn shutdown(&self) {}
+}

@@ -1,0 +1,411 @@
+//! The task that owns a machine from intent to the last trace of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainbrella_guest_protocol::pb;
+use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::clock::Clock;
+use crate::driver::{Driver, ExitReport, Instance, LaunchOrder};
+use crate::engine::EngineConfig;
+use crate::error::EngineError;
+use crate::journal::{Change, Journal, JournalError};
+use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::gate::Gate;
+use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
+use crate::machine::link::{Identity, Link};
+
+/// Messages that may wait for an actor.
+const QUEUE: usize = 64;
+/// How long a guest may take to say whether a command still runs, before an idle machine is ended.
+const BUSY_QUESTION: Duration = Duration::from_secs(2);
+/// Tries of a removal before a stop is reported as uncertain.
+const REMOVAL_TRIES: u32 = 3;
+/// Pause between tries of a removal or of a write; doubles up to [`RETRY_MAX`].
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Longest time one removal may take.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(30);
+/// A use is made durable at the latest after so long, so that a restart knows it to within this bound.
+const ACTIVITY_GRAIN_MS: u64 = 10_000;
+/// Longest sleep between two looks at a lease; the wall clock may be set meanwhile.
+const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// Where an actor begins.
+pub(crate) enum Origin {
+    /// Its intent is durable; nothing of it exists.
+    Intent,
+    /// It was found running after a restart.
+    Adopted(Box<dyn Instance>),
+    /// Its end was decided, but not all of it may be gone.
+    Ending(Failure),
+}
+
+/// Everything an actor works with.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) journal: Arc<dyn Journal>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) config: EngineConfig,
+}
+
+struct Actor {
+    world: World,
+    shared: Arc<Shared>,
+    record: MachineRecord,
+    published: watch::Sender<MachineRecord>,
+    inbox: mpsc::Receiver<Message>,
+    stop_replies: Vec<oneshot::Sender<Result<StopOutcome, EngineError>>>,
+}
+
+/// How an actor's task ended.
+enum Finish {
+    /// The machine is over and nothing is left of it.
+    Over,
+    /// The service ends; the machine goes on.
+    Detached,
+}
+
+/// Starts the actor of `record`. The future resolves when the actor has ended.
+pub(crate) fn spawn(world: World, record: MachineRecord, origin: Origin) -> (MachineHandle, tokio::task::JoinHandle<()>) {
+    let (messages, inbox) = mpsc::channel(QUEUE);
+    let (published, watched) = watch::channel(record.clone());
+    let gate = Gate::new(Arc::clone(&world.clock), record.lease.last_activity);
+    let shared = Arc::new(Shared::new(messages, watched, gate));
+    let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, stop_replies: Vec::new() };
+    let task = tokio::spawn(actor.live(origin));
+    (MachineHandle { shared }, task)
+}
+
+impl Actor {
+    async fn live(mut self, origin: Origin) {
+        let finish = match origin {
+            Origin::Intent => match self.make().await {
+                Ok(instance) => self.run(instance).await,
+                Err(failure) => self.end(failure).await,
+            },
+            Origin::Adopted(instance) => {
+                let instance: Arc<dyn Instance> = Arc::from(instance);
+                let link = Arc::new(Link::new(Arc::clone(&instance), self.record.key));
+                self.open(link);
+                self.run(instance).await
+            }
+            Origin::Ending(failure) => self.end(failure).await,
+        };
+        self.shared.gate.close();
+        if matches!(finish, Finish::Over) {
+            info!(machine = %self.record.generation, state = %self.record.state, "machine is over");
+        }
+        for reply in std::mem::take(&mut self.stop_replies) {
+            let _ = reply.send(Ok(StopOutcome::Stopped(self.record.clone())));
+        }
+    }
+
+    /// Brings the machine to life. On failure the caller ends it with the returned reason.
+    async fn make(&mut self) -> Result<Arc<dyn Instance>, Failure> {
+        let order = LaunchOrder {
+            key: self.record.key,
+            template: self.record.spec.template.clone(),
+            size: self.record.spec.size,
+            internet: self.record.spec.internet,
+        };
+        let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
+            Ok(Ok(instance)) => instance,
+            Ok(Err(e)) => return Err(self.create_failed(e.into())),
+            Err(_) => return Err(self.create_failed(EngineError::new(ErrorCode::CreateFailed, "the machine did not start in time"))),
+        };
+        let instance: Arc<dyn Instance> = Arc::from(launched);
+        let link = Arc::new(Link::new(Arc::clone(&instance), self.record.key));
+        let identity = Identity {
+            key: self.record.key,
+            hostname: self.record.generation.id.to_string(),
+            env: self.record.spec.env.clone(),
+        };
+        let introduced = tokio::select! {
+            done = link.introduce(&identity, self.world.config.ready_deadline) => done,
+            report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
+                .because(report.to_string())),
+        };
+        if let Err(e) = introduced {
+            return Err(self.create_failed(e));
+        }
+        let change = Change {
+            state: Some(MachineState::Running),
+            running_at: Some(self.world.clock.now()),
+            ..Change::default()
+        };
+        // Open before `running` is published: whoever waits for that may use the machine at once.
+        self.open(link);
+        match self.write(change).await {
+            Ok(()) => Ok(instance),
+            Err(e) => Err(self.create_failed(
+                EngineError::new(ErrorCode::Internal, "the machine's record could not be written").because(e.to_string()),
+            )),
+        }
+    }
+
+    fn open(&self, link: Arc<Link>) {
+        let _ = self.shared.link.set(link);
+        self.shared.gate.open();
+    }
+
+    fn create_failed(&self, e: EngineError) -> Failure {
+        warn!(machine = %self.record.generation, code = %e.code(), internal = e.internal().unwrap_or(""), "creation failed: {}", e.message());
+        let kind = if e.code() == ErrorCode::HostFull { FailureKind::HostFull } else { FailureKind::CreateFailed };
+        let code = if e.code() == ErrorCode::GuestUnavailable { ErrorCode::CreateFailed } else { e.code() };
+        let _ = self.shared.create_failure.set((code, e.message().to_owned()));
+        Failure { kind, message: e.message().to_owned() }
+    }
+
+    /// Waits for whatever ends the machine, and ends it.
+    async fn run(&mut self, instance: Arc<dyn Instance>) -> Finish {
+        loop {
+            let pause = self.until_next_look();
+            tokio::select! {
+                biased;
+                report = instance.exited() => {
+                    let failure = died(&report);
+                    return self.end(failure).await;
+                }
+                message = self.inbox.recv() => match message {
+                    None | Some(Message::Detach) => {
+                        self.save_activity(0).await;
+                        return Finish::Detached;
+                    }
+                    Some(Message::Extend { ttl_ms, idle_timeout_ms, reply }) => {
+                        let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
+                    }
+                    Some(Message::Stop { reply }) => {
+                        if let Some(finish) = self.stop(reply).await {
+                            return finish;
+                        }
+                    }
+                },
+                () = tokio::time::sleep(pause) => {
+                    if let Some(end) = self.lease_over().await {
+                        return self.end(end).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// How long nothing has to be looked at.
+    fn until_next_look(&self) -> Duration {
+        let now = self.world.clock.now();
+        let mut lease = self.record.lease;
+        lease.touch(self.shared.gate.last_use());
+        let due = now.until(lease.next_check());
+        let due = if lease.idle_timeout_ms.is_some() { due.min(ACTIVITY_GRAIN_MS) } else { due };
+        Duration::from_millis(due.max(1)).min(LEASE_LOOK_MAX)
+    }
+
+    /// Looks at the lease; says how the machine ends if it is over.
+    async fn lease_over(&mut self) -> Option<Failure> {
+        let now = self.world.clock.now();
+        let seen = self.shared.gate.last_use();
+        let mut lease = self.record.lease;
+        lease.touch(seen);
+        match lease.ended(now, false) {
+            Some(LeaseEnd::Hard) => {
+                Some(Failure { kind: FailureKind::StopDeadline, message: "its hard lease ended".into() })
+            }
+            Some(LeaseEnd::Idle) => {
+                if self.guest_is_busy().await {
+                    self.shared.gate.touch();
+                    self.save_activity(ACTIVITY_GRAIN_MS).await;
+                    return None;
+                }
+                self.shared.gate.close_if_unused_since(seen).then(|| Failure {
+                    kind: FailureKind::StopIdle,
+                    message: "nobody used it for its idle timeout".into(),
+                })
+            }
+            None => {
+                self.save_activity(ACTIVITY_GRAIN_MS).await;
+                None
+            }
+        }
+    }
+
+    /// Whether a command still runs in the guest that nobody here waits for any more.
+    async fn guest_is_busy(&self) -> bool {
+        let Some(link) = self.shared.link.get() else { return false };
+        let jobs = timeout(BUSY_QUESTION, async {
+            let client = link.client().await.ok()?;
+            client.rpc().list_jobs(pb::ListJobsRequest::default()).await.ok()
+        });
+        match jobs.await {
+            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished),
+            _ => false,
+        }
+    }
+
+    /// Makes the last use durable where it is `grain_ms` newer than what is.
+    async fn save_activity(&mut self, grain_ms: u64) {
+        let last = self.shared.gate.last_use();
+        if self.record.lease.idle_timeout_ms.is_none() || self.record.lease.last_activity.until(last) <= grain_ms {
+            return;
+        }
+        // A failure costs precision after a crash, nothing else; the next look tries again.
+        let _ = self.write(Change { last_activity: Some(last), ..Change::default() }).await;
+    }
+
+    async fn extend(&mut self, ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>) -> Result<MachineRecord, EngineError> {
+        if admit(self.record.state, Request::Extend) != Admission::Accept {
+            return Err(not_running(self.record.state, self.record.ending.as_ref()));
+        }
+        self.shared.gate.touch();
+        let mut lease = self.record.lease;
+        let now = self.world.clock.now();
+        if let Some(ttl_ms) = ttl_ms {
+            lease.extend_hard(now, ttl_ms);
+        }
+        let change = Change {
+            hard_deadline: Some(lease.hard_deadline),
+            idle_timeout_ms,
+            last_activity: Some(self.shared.gate.last_use()),
+            ..Change::default()
+        };
+        self.write(change).await.map_err(|e| store_failed(&e))?;
+        Ok(self.record.clone())
+    }
+
+    /// Carries out a stop. `None`: it could not be made durable and the machine goes on.
+    async fn stop(&mut self, reply: oneshot::Sender<Result<StopOutcome, EngineError>>) -> Option<Finish> {
+        let failure = Failure { kind: FailureKind::StopRequested, message: "it was stopped on request".into() };
+        let change = Change { state: Some(MachineState::Stopping), ending: Some(failure.clone()), ..Change::default() };
+        if let Err(e) = self.write(change).await {
+            let _ = reply.send(Err(store_failed(&e)));
+            return None;
+        }
+        self.stop_replies.push(reply);
+        Some(self.end(failure).await)
+    }
+
+    /// Ends the machine for `failure`: shuts everyone out, removes all of it, and says so durably.
+    async fn end(&mut self, failure: Failure) -> Finish {
+        self.shared.gate.close();
+        let last = failure.kind.final_state();
+        // What failed is told at once; what was asked to stop is `stopping` until nothing is left of it.
+        let first = if last == MachineState::Failed { MachineState::Failed } else { MachineState::Stopping };
+        if self.record.state != first && !self.record.state.is_final() {
+            let ended_at = first.is_final().then(|| self.world.clock.now());
+            let change = Change { state: Some(first), ending: Some(failure.clone()), ended_at, ..Change::default() };
+            self.write_until_taken(change).await;
+        }
+        self.shared.gone.cancel();
+        if let Some(link) = self.shared.link.get() {
+            link.close().await;
+        }
+        if !self.remove().await {
+            return Finish::Detached;
+        }
+        if !self.record.state.is_final() {
+            let change = Change {
+                state: Some(last),
+                ended_at: Some(self.world.clock.now()),
+                ..Change::default()
+            };
+            self.write_until_taken(change).await;
+        }
+        Finish::Over
+    }
+
+    /// Removes everything of the machine, however long it takes. After a few tries whoever waits for a stop
+    /// is told that it is uncertain. `false`: the service ends first; the next one goes on with it.
+    async fn remove(&mut self) -> bool {
+        let mut pause = RETRY_FIRST;
+        let mut tries = 0;
+        loop {
+            match timeout(REMOVAL_DEADLINE, self.world.driver.destroy(&self.record.key)).await {
+                Ok(Ok(())) => return true,
+                Ok(Err(e)) => warn!(machine = %self.record.generation, error = ?e, "removal failed; trying again"),
+                Err(_) => warn!(machine = %self.record.generation, "removal takes too long; trying again"),
+            }
+            tries += 1;
+            if tries == REMOVAL_TRIES {
+                for reply in std::mem::take(&mut self.stop_replies) {
+                    let _ = reply.send(Ok(StopOutcome::Uncertain(self.record.clone())));
+                }
+            }
+            if !self.wait(pause, tries >= REMOVAL_TRIES).await {
+                return false;
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Waits for `pause`, answering what comes meanwhile. `false`: the service ends.
+    async fn wait(&mut self, pause: Duration, uncertain: bool) -> bool {
+        let end = tokio::time::Instant::now() + pause;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => return true,
+                message = self.inbox.recv() => match message {
+                    None | Some(Message::Detach) => return false,
+                    Some(Message::Extend { reply, .. }) => {
+                        let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
+                    }
+                    Some(Message::Stop { reply }) if uncertain => {
+                        let _ = reply.send(Ok(StopOutcome::Uncertain(self.record.clone())));
+                    }
+                    Some(Message::Stop { reply }) => self.stop_replies.push(reply),
+                }
+            }
+        }
+    }
+
+    /// Writes a change and publishes the record as it then is.
+    async fn write(&mut self, change: Change) -> Result<(), JournalError> {
+        let record = self.world.journal.apply(&self.record.key, self.record.revision, change).await?;
+        self.record = record;
+        self.published.send_replace(self.record.clone());
+        Ok(())
+    }
+
+    /// Writes a change that describes what has already happened: it is tried until the store takes it.
+    async fn write_until_taken(&mut self, change: Change) {
+        let mut pause = RETRY_FIRST;
+        loop {
+            match self.write(change.clone()).await {
+                Ok(()) => return,
+                Err(JournalError::Stale) => {
+                    // One task owns a record; a stale revision means that it was removed or that we are not it.
+                    warn!(machine = %self.record.generation, "the record was written by somebody else");
+                    return;
+                }
+                Err(e) => warn!(machine = %self.record.generation, error = %e, "the store did not take a change; trying again"),
+            }
+            if !self.wait(pause, true).await {
+                return;
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+}
+
+fn store_failed(e: &JournalError) -> EngineError {
+    EngineError::new(ErrorCode::Internal, "the machine's record could not be written; nothing was changed").because(e.to_string())
+}
+
+/// Why a machine that ended by itself has failed.
+pub(crate) fn died(report: &ExitReport) -> Failure {
+    let kind = match report {
+        ExitReport::Guest(_) => FailureKind::GuestEnded,
+        ExitReport::Vmm(_) => FailureKind::VmmDied,
+        ExitReport::HostFull => FailureKind::HostFull,
+    };
+    Failure { kind, message: report.to_string() }
+}
+
+/// The latest use a restarted service has to reckon with: up to one grain after what was durable.
+pub(crate) fn assume_used(record: &mut MachineRecord, now: Millis) {
+    let possible = record.lease.last_activity.plus(ACTIVITY_GRAIN_MS).min(now);
+    record.lease.touch(possible);
+}

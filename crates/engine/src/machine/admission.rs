@@ -1,0 +1,60 @@
+//! Whether a request fits the state of a machine. Pure; the actor does what it says.
+
+use mainbrella_types::MachineState;
+
+/// What may be asked of a machine's actor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Use it: commands, files.
+    Use,
+    /// Change its lease.
+    Extend,
+    /// End it.
+    Stop,
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Do it.
+    Accept,
+    /// What is asked for is already so.
+    AlreadyDone,
+    /// It cannot be done in this state.
+    Deny,
+}
+
+/// Decides.
+pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
+    use MachineState::{Creating, Failed, Paused, Pausing, Resuming, Running, Stopped, Stopping};
+    match (request, state) {
+        (Request::Use, Running) => Admission::Accept,
+        (Request::Use, _) => Admission::Deny,
+        (Request::Extend, Creating | Running | Pausing | Paused | Resuming) => Admission::Accept,
+        (Request::Extend, Stopping | Stopped | Failed) => Admission::Deny,
+        (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
+        (Request::Stop, _) => Admission::Accept,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_final_machine_is_never_used_or_extended_and_stopping_it_is_done() {
+        for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
+            assert_eq!(admit(s, Request::Use), Admission::Deny);
+            assert_eq!(admit(s, Request::Extend), Admission::Deny);
+            assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);
+        }
+    }
+
+    #[test]
+    fn a_living_machine_can_always_be_stopped_and_only_a_running_one_used() {
+        for s in MachineState::ALL.into_iter().filter(|s| !s.is_final()) {
+            assert_eq!(admit(s, Request::Stop), Admission::Accept, "{s}");
+            assert_eq!(admit(s, Request::Use) == Admission::Accept, s == MachineState::Running, "{s}");
+        }
+    }
+}

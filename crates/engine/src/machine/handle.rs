@@ -1,0 +1,261 @@
+//! What callers hold of a machine.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineState, limits};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::EngineError;
+use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::command::{self, CommandOrder, CommandOutcome};
+use crate::machine::files::{self, FileReader, Hold, WriteOptions, check_path};
+use crate::machine::gate::{Gate, Pass};
+use crate::machine::link::Link;
+
+/// How long a call that lost its guest waits to learn whether the machine has ended.
+const VERDICT_WAIT: Duration = Duration::from_secs(2);
+/// File operations that may wait for one of the four places.
+const FILE_QUEUE_MAX: usize = 64;
+
+/// Whether a stop is complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopOutcome {
+    /// That generation has ended and nothing is left of it on the host.
+    Stopped(MachineRecord),
+    /// It is being removed; not all of it is confirmed gone yet. It is tried again until it is.
+    Uncertain(MachineRecord),
+}
+
+/// What the actor is asked.
+pub(crate) enum Message {
+    Extend { ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>, reply: oneshot::Sender<Result<MachineRecord, EngineError>> },
+    Stop { reply: oneshot::Sender<Result<StopOutcome, EngineError>> },
+    /// The service ends; the machine stays.
+    Detach,
+}
+
+/// A machine, as the rest of the service holds it. Cheap to clone; holding one keeps nothing alive.
+#[derive(Clone)]
+pub struct MachineHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What actor and callers share.
+pub(crate) struct Shared {
+    pub(crate) messages: mpsc::Sender<Message>,
+    pub(crate) record: watch::Receiver<MachineRecord>,
+    pub(crate) gate: Gate,
+    /// Set once the machine first runs.
+    pub(crate) link: OnceLock<Arc<Link>>,
+    /// Cancelled when the machine can be used no more.
+    pub(crate) gone: CancellationToken,
+    /// Why creation failed, with the code it failed with.
+    pub(crate) create_failure: OnceLock<(ErrorCode, String)>,
+    pub(crate) commands: Semaphore,
+    pub(crate) files: Arc<Semaphore>,
+    pub(crate) file_queue: Semaphore,
+}
+
+impl Shared {
+    pub(crate) fn new(messages: mpsc::Sender<Message>, record: watch::Receiver<MachineRecord>, gate: Gate) -> Self {
+        Self {
+            messages,
+            record,
+            gate,
+            link: OnceLock::new(),
+            gone: CancellationToken::new(),
+            create_failure: OnceLock::new(),
+            commands: Semaphore::new(limits::COMMANDS_MAX),
+            files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
+            file_queue: Semaphore::new(FILE_QUEUE_MAX),
+        }
+    }
+}
+
+/// Says that a machine is not running, and why.
+#[must_use]
+pub fn not_running(state: MachineState, ending: Option<&Failure>) -> EngineError {
+    let message = match ending {
+        Some(ending) => format!("the machine is {state}: {}", ending.message),
+        None => format!("the machine is {state}"),
+    };
+    EngineError::new(ErrorCode::MachineNotRunning, message)
+}
+
+impl MachineHandle {
+    /// The machine as last made durable.
+    #[must_use]
+    pub fn record(&self) -> MachineRecord {
+        self.shared.record.borrow().clone()
+    }
+
+    /// Follows the machine's record.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<MachineRecord> {
+        self.shared.record.clone()
+    }
+
+    /// Waits until the machine runs, or has ended.
+    ///
+    /// # Errors
+    /// Why it could not be made, or that it ended meanwhile.
+    pub async fn ready(&self) -> Result<MachineRecord, EngineError> {
+        let mut watch = self.watch();
+        let record = watch.wait_for(|r| r.state != MachineState::Creating).await.map(|r| r.clone());
+        let record = record.unwrap_or_else(|_| self.record());
+        if record.state == MachineState::Running {
+            return Ok(record);
+        }
+        if record.state == MachineState::Creating {
+            return Err(EngineError::new(ErrorCode::ShuttingDown, "the service is going down; the machine will be finished later"));
+        }
+        if let Some((code, message)) = self.shared.create_failure.get() {
+            return Err(EngineError::new(*code, message.clone()));
+        }
+        match &record.ending {
+            Some(e) if e.kind == FailureKind::CreateFailed => Err(EngineError::new(ErrorCode::CreateFailed, e.message.clone())),
+            Some(e) if e.kind == FailureKind::HostFull => Err(EngineError::new(ErrorCode::HostFull, e.message.clone())),
+            ending => Err(not_running(record.state, ending.as_ref())),
+        }
+    }
+
+    /// Runs a command and waits for its end. The command goes on when the caller stops waiting.
+    ///
+    /// # Errors
+    /// When the machine does not run, the command could not be started, or the guest fell silent. A
+    /// command that fails is not an error.
+    pub async fn run(&self, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
+        let pass = self.enter()?;
+        if self.shared.commands.available_permits() == 0 {
+            return Err(EngineError::new(ErrorCode::Overloaded, "the machine runs as many commands as it may"));
+        }
+        let this = self.clone();
+        let job_id = uuid::Uuid::now_v7().simple().to_string();
+        let task = tokio::spawn(async move {
+            let _pass = pass;
+            let _place = this.shared.commands.acquire().await;
+            let link = this.link()?;
+            this.unless_gone(command::run(&link, job_id, order)).await
+        });
+        task.await.unwrap_or_else(|e| {
+            Err(EngineError::new(ErrorCode::Internal, "the command's watcher ended").because(e.to_string()))
+        })
+    }
+
+    /// Opens a file for reading, from `offset` for at most `length` bytes.
+    ///
+    /// # Errors
+    /// When the path is malformed, the guest refuses, or the machine does not run.
+    pub async fn read_file(&self, path: &[u8], offset: u64, length: Option<u64>) -> Result<FileReader, EngineError> {
+        check_path(path)?;
+        let hold = self.file_place().await?;
+        let link = self.link()?;
+        self.unless_gone(files::read(&link, hold, path, offset, length)).await
+    }
+
+    /// Writes a file whole: it is replaced at the end, or not at all. Returns its size, bytes.
+    ///
+    /// # Errors
+    /// When the path is malformed, the body breaks off, the guest refuses or its disk is full.
+    pub async fn write_file(
+        &self,
+        path: &[u8],
+        options: WriteOptions,
+        body: BoxStream<'static, std::io::Result<Bytes>>,
+    ) -> Result<u64, EngineError> {
+        check_path(path)?;
+        let hold = self.file_place().await?;
+        let link = self.link()?;
+        self.unless_gone(files::write(&link, hold, path, options, body)).await
+    }
+
+    /// Moves the hard deadline to `ttl_ms` from now (never nearer) and changes the idle timeout.
+    ///
+    /// # Errors
+    /// When the machine has ended or the change could not be made durable.
+    pub async fn extend(&self, ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>) -> Result<MachineRecord, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Extend { ttl_ms, idle_timeout_ms, reply }, answer).await
+    }
+
+    /// Ends the machine. Idempotent.
+    ///
+    /// # Errors
+    /// When the wish could not be made durable; the machine then goes on.
+    pub async fn stop(&self) -> Result<StopOutcome, EngineError> {
+        let record = self.record();
+        if admit(record.state, Request::Stop) == Admission::AlreadyDone {
+            return Ok(StopOutcome::Stopped(record));
+        }
+        let (reply, answer) = oneshot::channel();
+        match self.ask(Message::Stop { reply }, answer).await {
+            // The actor ended between the look and the question.
+            Err(e) if e.code() == ErrorCode::MachineNotRunning => Ok(StopOutcome::Stopped(self.record())),
+            other => other,
+        }
+    }
+
+    async fn ask<T>(&self, message: Message, answer: oneshot::Receiver<Result<T, EngineError>>) -> Result<T, EngineError> {
+        let ended = || {
+            let record = self.record();
+            if record.state.is_final() {
+                not_running(record.state, record.ending.as_ref())
+            } else {
+                EngineError::new(ErrorCode::ShuttingDown, "the service is going down")
+            }
+        };
+        self.shared.messages.send(message).await.map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn enter(&self) -> Result<Pass, EngineError> {
+        self.shared.gate.enter().ok_or_else(|| {
+            let record = self.record();
+            not_running(record.state, record.ending.as_ref())
+        })
+    }
+
+    fn link(&self) -> Result<Arc<Link>, EngineError> {
+        self.shared.link.get().cloned().ok_or_else(|| not_running(self.record().state, None))
+    }
+
+    async fn file_place(&self) -> Result<Hold, EngineError> {
+        let pass = self.enter()?;
+        let overloaded = || EngineError::new(ErrorCode::Overloaded, "too many file operations wait for this machine");
+        let _queued = self.shared.file_queue.try_acquire().map_err(|_| overloaded())?;
+        let place = tokio::time::timeout(files::FILE_DEADLINE, Arc::clone(&self.shared.files).acquire_owned()).await;
+        match place {
+            Ok(Ok(place)) => Ok(Hold { _place: place, _pass: pass }),
+            _ => Err(overloaded()),
+        }
+    }
+
+    /// Runs an operation until the machine is gone. A guest that fell silent because the machine ended is
+    /// reported as what it is.
+    async fn unless_gone<T>(&self, operation: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+        let result = tokio::select! {
+            biased;
+            result = operation => result,
+            () = self.shared.gone.cancelled() => {
+                let record = self.record();
+                return Err(not_running(record.state, record.ending.as_ref()));
+            }
+        };
+        match result {
+            Err(e) if e.code() == ErrorCode::GuestUnavailable => {
+                match tokio::time::timeout(VERDICT_WAIT, self.shared.gone.cancelled()).await {
+                    Ok(()) => {
+                        let record = self.record();
+                        Err(not_running(record.state, record.ending.as_ref()).because(e.internal().unwrap_or_default()))
+                    }
+                    Err(_) => Err(e),
+                }
+            }
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! One machine: a task that owns its life, and what callers hold of it.
+//!
+//! Life (create, lease, stop, death) goes through the actor's queue, one message at a time. Use (commands,
+//! files) runs on the caller's side over the shared [`link`], admitted by the [`gate`]; the actor learns of
+//! it only as "in use" and "last used", so ten thousand commands do not pass through one queue.
+
+mod actor;
+mod admission;
+pub mod command;
+pub mod files;
+mod gate;
+pub mod handle;
+mod link;
+
+pub(crate) use actor::{Origin, World, assume_used, died, spawn};
+pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
+pub use files::{FileReader, FileStat, WriteOptions};
+pub use handle::{MachineHandle, StopOutcome};

@@ -1,0 +1,83 @@
+//! Tests of the engine against the fake driver: real actors, real guest protocol, faults on demand.
+
+mod journal;
+mod lifecycle;
+mod recovery;
+mod usage;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mainbrella_engine::clock::TokioClock;
+use mainbrella_engine::fake::FakeDriver;
+use mainbrella_engine::{CommandOrder, Engine, EngineConfig};
+use mainbrella_types::{
+    CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis, ProjectId,
+    SizeClass,
+};
+
+use journal::MemoryJournal;
+
+pub const START: Millis = Millis(1_790_000_000_000);
+
+pub struct Bench {
+    pub driver: FakeDriver,
+    pub journal: Arc<MemoryJournal>,
+    pub clock: Arc<TokioClock>,
+    pub engine: Engine,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        Self::over(FakeDriver::default(), Arc::default(), Arc::new(TokioClock::starting_at(START)))
+    }
+
+    fn over(driver: FakeDriver, journal: Arc<MemoryJournal>, clock: Arc<TokioClock>) -> Self {
+        let engine = Engine::new(Arc::new(driver.clone()), journal.clone(), clock.clone(), EngineConfig::default());
+        Self { driver, journal, clock, engine }
+    }
+
+    /// The service is started again over what is left of the host and the store.
+    pub fn restart(self) -> Self {
+        Self::over(self.driver, self.journal, self.clock)
+    }
+
+    /// A durable intent.
+    pub fn intent(&self, slot: &str, ttl_ms: u64, idle_timeout_ms: Option<u64>) -> MachineRecord {
+        use mainbrella_engine::Clock;
+        let now = self.clock.now();
+        let record = MachineRecord {
+            key: GenerationKey::new(uuid::Uuid::now_v7()),
+            generation: Generation { id: slot.parse::<MachineId>().expect("valid"), created_at: CreatedAt(now) },
+            project: ProjectId::default_project(),
+            host: "here".into(),
+            spec: MachineSpec {
+                template: "python".parse().expect("valid"),
+                size: SizeClass::Small,
+                internet: false,
+                ttl_ms,
+                idle_timeout_ms,
+                metadata: BTreeMap::new(),
+                env: BTreeMap::from([("GREETING".into(), "hello".into())]),
+            },
+            state: MachineState::Creating,
+            ending: None,
+            lease: Lease { hard_deadline: now.plus(ttl_ms), idle_timeout_ms, last_activity: now },
+            running_at: None,
+            ended_at: None,
+            revision: 1,
+        };
+        self.journal.put(record.clone());
+        record
+    }
+}
+
+/// A command of the fake guest.
+pub fn order(text: &str) -> CommandOrder {
+    CommandOrder {
+        argv: text.split_whitespace().map(|w| w.as_bytes().to_vec()).collect(),
+        timeout_ms: 10_000,
+        output_limit: 1024 * 1024,
+        ..CommandOrder::default()
+    }
+}

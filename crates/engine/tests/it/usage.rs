@@ -1,0 +1,118 @@
+//! Commands and files through the real protocol.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use mainbrella_engine::{CommandEnding, MachineHandle, Omitted, WriteOptions};
+use mainbrella_types::ErrorCode;
+
+use crate::{Bench, order};
+
+async fn machine(bench: &Bench) -> MachineHandle {
+    bench.engine.create(bench.intent("small", 600_000, None)).await.expect("made")
+}
+
+async fn content(machine: &MachineHandle, path: &[u8], offset: u64, length: Option<u64>) -> Vec<u8> {
+    let reader = machine.read_file(path, offset, length).await.expect("opened");
+    let parts: Vec<Bytes> = reader.chunks.map(|c| c.expect("whole")).collect().await;
+    parts.concat()
+}
+
+fn body(parts: Vec<std::io::Result<Bytes>>) -> futures::stream::BoxStream<'static, std::io::Result<Bytes>> {
+    futures::stream::iter(parts).boxed()
+}
+
+#[tokio::test]
+async fn five_hundred_commands_at_once_each_give_their_own_code() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let runs = futures::future::join_all((0..500).map(|i| {
+        let machine = machine.clone();
+        async move { machine.run(order(&format!("exit {}", i % 256))).await }
+    }))
+    .await;
+    for (i, run) in runs.into_iter().enumerate() {
+        let code = i32::try_from(i % 256).expect("small");
+        assert_eq!(run.expect("ran").ending, CommandEnding::Exited(code));
+    }
+}
+
+#[tokio::test]
+async fn a_time_out_is_a_result_and_a_missing_program_a_typed_error() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let mut slow = order("hang");
+    slow.timeout_ms = 30;
+    assert_eq!(machine.run(slow).await.expect("reported").ending, CommandEnding::TimedOut);
+    let e = machine.run(order("no-such-program")).await.expect_err("cannot start");
+    assert_eq!(e.code(), ErrorCode::CommandNotStarted);
+}
+
+#[tokio::test]
+async fn output_beyond_the_budget_keeps_head_and_tail_and_says_what_is_missing() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let mut flood = order("flood 20000000");
+    flood.output_limit = 1000;
+    let outcome = machine.run(flood).await.expect("ran");
+    assert_eq!(outcome.stdout.total, 20_000_000);
+    assert_eq!(outcome.stdout.bytes.len(), 1000);
+    assert_eq!(outcome.stdout.omitted, Some(Omitted { offset: 500, length: 19_999_000 }));
+}
+
+#[tokio::test]
+async fn a_guest_that_repeats_output_is_caught_and_not_believed() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    bench.driver.guest.repeat_output.store(true, Ordering::SeqCst);
+    let e = machine.run(order("echo hello")).await.expect_err("caught");
+    assert_eq!(e.code(), ErrorCode::GuestUnavailable);
+}
+
+#[tokio::test]
+async fn a_cut_link_neither_loses_nor_repeats_a_running_command() {
+    let bench = Bench::new();
+    let record = bench.intent("small", 600_000, None);
+    let machine = bench.engine.create(record.clone()).await.expect("made");
+    let user = machine.clone();
+    let command = tokio::spawn(async move { user.run(order("sleep 300")).await });
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        bench.driver.cut(&record.key);
+    }
+    assert_eq!(command.await.expect("joined").expect("followed to its end").ending, CommandEnding::Exited(0));
+}
+
+#[tokio::test]
+async fn files_of_any_name_round_trip_byte_for_byte() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let data: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    for name in [&b"/re\"port"[..], b"/a\nb", b"/x\\", "/é".as_bytes(), b"/\xff"] {
+        let parts = data.chunks(70_001).map(|c| Ok(Bytes::copy_from_slice(c))).collect();
+        assert_eq!(machine.write_file(name, WriteOptions::default(), body(parts)).await.expect("written"), 300_000);
+        assert_eq!(content(&machine, name, 0, None).await, data);
+        assert_eq!(content(&machine, name, 100, Some(10)).await, data[100..110]);
+        assert_eq!(content(&machine, name, 0, Some(0)).await, b"");
+    }
+    assert_eq!(machine.read_file(b"/none", 0, None).await.err().expect("none").code(), ErrorCode::FileNotFound);
+}
+
+#[tokio::test]
+async fn a_write_that_breaks_off_replaces_nothing_and_a_full_disk_is_said() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let write = |parts| machine.write_file(b"/f", WriteOptions::default(), body(parts));
+    write(vec![Ok(Bytes::from_static(b"first"))]).await.expect("written");
+    let broken = vec![Ok(Bytes::from_static(b"sec")), Err(std::io::Error::other("the client went away"))];
+    assert_eq!(write(broken).await.expect_err("broken").code(), ErrorCode::InvalidRequest);
+    assert_eq!(content(&machine, b"/f", 0, None).await, b"first");
+    bench.driver.guest.disk_full.store(true, Ordering::SeqCst);
+    assert_eq!(write(vec![Ok(Bytes::from_static(b"x"))]).await.expect_err("full").code(), ErrorCode::GuestDiskFull);
+    let exclusive = WriteOptions { exclusive: true, ..WriteOptions::default() };
+    bench.driver.guest.disk_full.store(false, Ordering::SeqCst);
+    let e = machine.write_file(b"/f", exclusive, body(vec![])).await.expect_err("exists");
+    assert_eq!(e.code(), ErrorCode::FileError);
+}
