@@ -1,0 +1,218 @@
+//! From a plan to QEMU's arguments: a pure function.
+//!
+//! QEMU opens nothing by path. Every file and socket is a descriptor with a fixed number ([`fd`]), so the arguments of
+//! all machines of one template size are the same but for the name.
+
+use mainbrella_types::Accelerator;
+
+/// Descriptor numbers in the VMM.
+pub mod fd {
+    /// Standard output (the log).
+    pub const OUT: i32 = 1;
+    /// Standard error (the log).
+    pub const ERR: i32 = 2;
+    /// Guest memory.
+    pub const MEMORY: i32 = 3;
+    /// Listening socket of the agent port.
+    pub const AGENT: i32 = 4;
+    /// Listening socket of the control channel.
+    pub const QMP: i32 = 5;
+    /// Root image, read-only.
+    pub const ROOT: i32 = 6;
+    /// Data disk: written directly when cold, else the read-only base.
+    pub const DATA: i32 = 7;
+    /// The machine's own overlay of the data disk.
+    pub const OVERLAY: i32 = 8;
+    /// Kernel (cold only).
+    pub const KERNEL: i32 = 9;
+    /// Initramfs (cold only).
+    pub const INITRD: i32 = 10;
+}
+
+/// Size of the translator's code cache under software emulation, MiB. QEMU's own default is up to 1 GiB a machine.
+pub const TRANSLATION_CACHE_MIB: u32 = 128;
+/// Bytes of guest console kept, a power of two. The oldest are overwritten: a guest cannot fill anything with it.
+pub const CONSOLE_BYTES: u32 = 64 * 1024;
+
+/// How the machine comes to life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// From the kernel; memory is shared so that it can be kept.
+    Cold {
+        /// Kernel command line.
+        kernel_arguments: String,
+    },
+    /// From saved device state that arrives over the control channel; memory is private.
+    Restore,
+}
+
+/// All that shapes a VMM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmPlan {
+    /// Name in the process list.
+    pub name: String,
+    /// Accelerator.
+    pub accelerator: Accelerator,
+    /// Memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub vcpus: u32,
+    /// How it comes to life.
+    pub start: Start,
+    /// Whether QEMU's seccomp sandbox is asked for.
+    pub sandbox: bool,
+}
+
+/// The kernel command line of a cold boot. `tsc_khz`: frequency of the host's time stamp counter; without it and under
+/// load, calibration against the emulated timer fails and about half of all emulated boots hang.
+#[must_use]
+pub fn kernel_arguments(tsc_khz: Option<u32>) -> String {
+    let mut text = String::from("console=ttyS0 quiet loglevel=4 reboot=t panic=-1 random.trust_cpu=on");
+    if let Some(khz) = tsc_khz {
+        text.push_str(&format!(" no_timer_check tsc_early_khz={khz}"));
+    }
+    text
+}
+
+/// QEMU's arguments, the program's name first.
+#[must_use]
+pub fn command_line(plan: &VmPlan) -> Vec<String> {
+    let cold = matches!(plan.start, Start::Cold { .. });
+    let (accelerator, cpu) = match plan.accelerator {
+        Accelerator::Kvm => ("kvm".to_owned(), "host"),
+        Accelerator::Tcg => (format!("tcg,tb-size={TRANSLATION_CACHE_MIB}"), "max"),
+    };
+    let mut a = Arguments(vec!["qemu-system-x86_64".to_owned()]);
+    a.pair("-name", plan.name.clone());
+    a.pair("-machine", "microvm,rtc=on,memory-backend=m,suppress-vmdesc=on");
+    a.pair("-accel", accelerator);
+    a.pair("-cpu", cpu);
+    a.pair("-m", plan.memory_mib.to_string());
+    a.pair("-smp", plan.vcpus.to_string());
+    a.pair(
+        "-object",
+        format!(
+            "memory-backend-file,id=m,size={}M,mem-path=/proc/self/fd/{},share={}",
+            plan.memory_mib,
+            fd::MEMORY,
+            if cold { "on" } else { "off" }
+        ),
+    );
+    a.flag("-nodefaults");
+    a.flag("-no-user-config");
+    a.flag("-no-reboot");
+    a.pair("-display", "none");
+    // A guest that ends leaves its VMM behind, stopped, so that even a service that was away learns how it ended.
+    a.pair("-action", "reboot=shutdown,shutdown=pause,panic=pause");
+    a.pair("-global", "migration.send-configuration=off");
+    a.pair("-chardev", format!("ringbuf,id=console,size={CONSOLE_BYTES}"));
+    a.pair("-serial", "chardev:console");
+
+    a.pair("-add-fd", format!("fd={},set=1", fd::ROOT));
+    a.pair("-blockdev", "driver=file,node-name=root-file,filename=/dev/fdset/1,read-only=on,auto-read-only=off");
+    a.pair("-blockdev", "driver=raw,node-name=root,file=root-file,read-only=on");
+    a.pair("-device", "virtio-blk-device,drive=root,serial=root");
+    a.pair("-add-fd", format!("fd={},set=2", fd::DATA));
+    if cold {
+        a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/2,discard=unmap");
+        a.pair("-blockdev", "driver=raw,node-name=data,file=data-file,discard=unmap");
+    } else {
+        a.pair("-add-fd", format!("fd={},set=3", fd::OVERLAY));
+        a.pair("-blockdev", "driver=file,node-name=base-file,filename=/dev/fdset/2,read-only=on,auto-read-only=off");
+        a.pair("-blockdev", "driver=raw,node-name=base,file=base-file,read-only=on");
+        a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/3,discard=unmap");
+        a.pair("-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=base,discard=unmap");
+    }
+    // A full host stops the machine instead of telling the guest of a broken disk; the service lets it go on when there is space.
+    a.pair("-device", "virtio-blk-device,drive=data,serial=data,werror=enospc,rerror=report");
+    a.pair("-device", "virtio-serial-device");
+    a.pair("-chardev", format!("socket,id=agent,fd={},server=on,wait=off", fd::AGENT));
+    a.pair("-device", "virtserialport,chardev=agent,name=agent");
+    a.pair("-device", "virtio-rng-device");
+    a.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fd::QMP));
+    a.pair("-mon", "chardev=qmp,mode=control");
+    match &plan.start {
+        Start::Cold { kernel_arguments } => {
+            a.pair("-kernel", format!("/proc/self/fd/{}", fd::KERNEL));
+            a.pair("-initrd", format!("/proc/self/fd/{}", fd::INITRD));
+            a.pair("-append", kernel_arguments.clone());
+        }
+        Start::Restore => {
+            a.pair("-incoming", "defer");
+            a.flag("-S");
+        }
+    }
+    if plan.sandbox {
+        a.pair("-sandbox", SANDBOX);
+    }
+    a.0
+}
+
+/// QEMU's own seccomp filter, at its strictest.
+pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// Numbers of the descriptors a plan needs, in the order in which [`super::vmm`] passes them.
+#[must_use]
+pub fn descriptors(start: &Start) -> Vec<i32> {
+    let mut numbers = vec![fd::OUT, fd::ERR, fd::MEMORY, fd::AGENT, fd::QMP, fd::ROOT, fd::DATA];
+    match start {
+        Start::Cold { .. } => numbers.extend([fd::KERNEL, fd::INITRD]),
+        Start::Restore => numbers.push(fd::OVERLAY),
+    }
+    numbers
+}
+
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    fn pair(&mut self, name: &str, value: impl Into<String>) {
+        self.0.push(name.to_owned());
+        self.0.push(value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(start: Start) -> VmPlan {
+        VmPlan { name: "mainbrella-k".into(), accelerator: Accelerator::Tcg, memory_mib: 512, vcpus: 1, start, sandbox: true }
+    }
+
+    fn text(p: &VmPlan) -> String {
+        command_line(p).join(" ").replace(" -", "\n-")
+    }
+
+    #[test]
+    fn a_restore_is_exactly_this() {
+        assert_eq!(text(&plan(Start::Restore)), include_str!("testdata/restore.args").trim_end());
+    }
+
+    #[test]
+    fn a_cold_boot_is_exactly_this() {
+        let start = Start::Cold { kernel_arguments: kernel_arguments(Some(2_600_000)) };
+        assert_eq!(text(&plan(start)), include_str!("testdata/cold.args").trim_end());
+    }
+
+    #[test]
+    fn kvm_uses_the_hosts_processor_and_no_clock_hint() {
+        let p = VmPlan { accelerator: Accelerator::Kvm, ..plan(Start::Cold { kernel_arguments: kernel_arguments(None) }) };
+        let t = text(&p);
+        assert!(t.contains("\n-accel kvm\n-cpu host\n") && !t.contains("tsc_early_khz"), "{t}");
+    }
+
+    #[test]
+    fn every_descriptor_named_in_the_arguments_is_passed_and_no_other() {
+        for start in [Start::Restore, Start::Cold { kernel_arguments: String::new() }] {
+            let t = text(&plan(start.clone()));
+            for n in 3..=10 {
+                let named = [format!("fd={n},"), format!("/fd/{n},"), format!("/fd/{n}\n")].iter().any(|s| t.contains(s.as_str()));
+                assert_eq!(named, descriptors(&start).contains(&n), "descriptor {n} in {t}");
+            }
+        }
+    }
+}

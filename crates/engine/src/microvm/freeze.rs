@@ -1,0 +1,415 @@
+//! Frozen templates: one template in one size, captured once at the point where its agent answers.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainbrella_guest_protocol::host::GuestClient;
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
+use mainbrella_types::{Accelerator, SizeClass, SizeSpec, TemplateName};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::boot::{self, BootFiles, ColdOrder, QUICK, blocking, cold, make_disk};
+use super::command_line::{Start, VmPlan, command_line, kernel_arguments};
+use super::folder::Places;
+use super::sealed_memory::{SealedMemory, save_sparse};
+use super::tsc;
+use super::vmm::{Host, chain};
+use crate::error::DriverError;
+
+/// Longest cold boot to an answering agent. Two seconds on an idle host; a boot that hangs is cut off and repeated.
+const BOOT_PATIENCE: Duration = Duration::from_secs(60);
+/// Boots tried before giving up.
+const BOOT_ATTEMPTS: u32 = 3;
+/// Longest time for a warm-up command.
+const WARM_PATIENCE: Duration = Duration::from_secs(20);
+/// How far the counter's rate may be from the one a template was frozen with.
+const TSC_TOLERANCE_PER_MILLE: u32 = 5;
+
+/// Everything that shapes a template's memory. A change in any of it makes another key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyInputs {
+    /// Version of what is kept and how.
+    pub form: u32,
+    /// QEMU's version text, packaging included.
+    pub qemu: String,
+    /// QEMU's arguments, cold and restored.
+    pub arguments: Vec<Vec<String>>,
+    /// The processor, when the guest sees it (KVM); else empty.
+    pub processor: String,
+    /// Writable disk, MiB.
+    pub disk_mib: u32,
+    /// Template name.
+    pub template: String,
+    /// Digest of the kernel.
+    pub kernel: String,
+    /// Digest of the initramfs.
+    pub initramfs: String,
+    /// Digest of the root image.
+    pub root: String,
+}
+
+/// The current [`KeyInputs::form`].
+const FORM: u32 = 1;
+
+impl KeyInputs {
+    /// The inputs of `template` in `size`.
+    #[must_use]
+    pub fn new(qemu: &str, accelerator: Accelerator, sandbox: bool, processor: &str, template: &TemplateName, size: SizeSpec, files: &BootFiles) -> Self {
+        let plan = |start| VmPlan {
+            name: "mainbrella".to_owned(),
+            accelerator,
+            memory_mib: size.memory_mib,
+            vcpus: size.vcpus,
+            start,
+            sandbox,
+        };
+        // The counter's rate is measured and never twice the same; the manifest holds it, with a tolerance.
+        let cold = Start::Cold { kernel_arguments: kernel_arguments((accelerator == Accelerator::Tcg).then_some(0)) };
+        Self {
+            form: FORM,
+            qemu: qemu.to_owned(),
+            arguments: vec![command_line(&plan(cold)), command_line(&plan(Start::Restore))],
+            processor: if accelerator == Accelerator::Kvm { processor.to_owned() } else { String::new() },
+            disk_mib: size.disk_mib,
+            template: template.to_string(),
+            kernel: files.kernel_digest.clone(),
+            initramfs: files.initramfs_digest.clone(),
+            root: files.root_digest.clone(),
+        }
+    }
+
+    /// The key: 32 hexadecimal digits.
+    #[must_use]
+    pub fn key(&self) -> String {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        hex::encode(&Sha256::digest(&text)[..16])
+    }
+}
+
+/// What is written beside a frozen template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    inputs: KeyInputs,
+    size: String,
+    tsc_khz: Option<u32>,
+    memory_bytes: u64,
+    memory_kept_bytes: u64,
+    device_bytes: u64,
+    device_digest: String,
+    boot_ms: u64,
+    boots: u32,
+}
+
+/// A frozen template that is ready.
+#[derive(Debug)]
+pub struct Frozen {
+    /// Its key.
+    pub key: String,
+    /// The template.
+    pub template: TemplateName,
+    /// The size.
+    pub class: SizeClass,
+    root: PathBuf,
+    dir: PathBuf,
+    memory: tokio::sync::Mutex<Option<(Arc<SealedMemory>, Instant)>>,
+}
+
+impl Frozen {
+    /// Its sealed memory, loaded if it is not.
+    ///
+    /// # Errors
+    /// When it cannot be read or memory is short.
+    pub async fn memory(&self) -> Result<Arc<SealedMemory>, DriverError> {
+        let mut held = self.memory.lock().await;
+        if let Some((memory, used)) = held.as_mut() {
+            *used = Instant::now();
+            return Ok(memory.clone());
+        }
+        let (path, bytes) = (self.dir.join("memory"), u64::from(self.class.spec().memory_mib) << 20);
+        let load = move || SealedMemory::load(&path, bytes).map_err(|e| DriverError::io("loading a template's memory", e));
+        let memory = Arc::new(blocking(load).await?);
+        *held = Some((memory.clone(), Instant::now()));
+        Ok(memory)
+    }
+
+    /// Lets its memory go if it was not used for `idle`. Machines that use it keep it.
+    pub async fn cool(&self, idle: Duration) -> bool {
+        let mut held = self.memory.lock().await;
+        if held.as_ref().is_some_and(|(_, used)| used.elapsed() >= idle) {
+            *held = None;
+        }
+        held.is_none()
+    }
+
+    /// Opens root image and base disk, read-only.
+    ///
+    /// # Errors
+    /// When one is missing.
+    pub fn open_disks(&self) -> Result<(File, File), DriverError> {
+        let root = File::open(&self.root).map_err(|e| DriverError::io("opening the root image", e))?;
+        let data = File::open(self.dir.join("disk.raw")).map_err(|e| DriverError::io("opening the base disk", e))?;
+        Ok((root, data))
+    }
+
+    /// Opens the device state.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub fn open_device(&self) -> Result<File, DriverError> {
+        File::open(self.dir.join("device")).map_err(|e| DriverError::io("opening the device state", e))
+    }
+}
+
+/// What to freeze.
+pub(super) struct FreezeOrder<'a> {
+    pub(super) host: &'a Arc<Host>,
+    pub(super) places: &'a Places,
+    pub(super) accelerator: Accelerator,
+    pub(super) template: &'a TemplateName,
+    pub(super) class: SizeClass,
+    pub(super) files: &'a BootFiles,
+    pub(super) inputs: KeyInputs,
+}
+
+/// The frozen template of this key if it is whole.
+pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
+    let key = order.inputs.key();
+    let dir = order.places.frozen.join(&key);
+    let (inputs, class, at) = (order.inputs.clone(), order.class, dir.clone());
+    let whole = blocking(move || Ok(verify(&at, &inputs, class))).await.ok()?;
+    match whole {
+        Ok(()) => Some(Frozen {
+            key,
+            template: order.template.clone(),
+            class: order.class,
+            root: order.files.root.clone(),
+            dir,
+            memory: tokio::sync::Mutex::new(None),
+        }),
+        Err(why) => {
+            if dir.exists() {
+                tracing::warn!(template = %order.template, size = %order.class, why, "a frozen template is not usable and is made again");
+            }
+            None
+        }
+    }
+}
+
+fn verify(dir: &Path, inputs: &KeyInputs, class: SizeClass) -> Result<(), &'static str> {
+    let m = fs::read(dir.join("manifest.json")).map_err(|_| "no manifest")?;
+    let m: Manifest = serde_json::from_slice(&m).map_err(|_| "its manifest is damaged")?;
+    if m.inputs != *inputs {
+        return Err("its manifest belongs to another one");
+    }
+    let spec = class.spec();
+    let len = |f: &str| fs::metadata(dir.join(f)).map(|m| m.len()).ok();
+    if len("memory") != Some(u64::from(spec.memory_mib) << 20) || len("memory") != Some(m.memory_bytes) {
+        return Err("its memory has the wrong size");
+    }
+    if len("disk.raw") != Some(u64::from(spec.disk_mib) << 20) {
+        return Err("its disk has the wrong size");
+    }
+    let device = fs::read(dir.join("device")).map_err(|_| "no device state")?;
+    if device.len() as u64 != m.device_bytes || hex::encode(Sha256::digest(&device)) != m.device_digest {
+        return Err("its device state is damaged");
+    }
+    if let (Some(then), Some(now)) = (m.tsc_khz, tsc::measure_khz())
+        && then.abs_diff(now) > then / 1000 * TSC_TOLERANCE_PER_MILLE
+    {
+        return Err("this host's clock rate is another one");
+    }
+    Ok(())
+}
+
+/// Freezes. Takes seconds. Whole or not at all.
+pub(super) async fn freeze(order: &FreezeOrder<'_>) -> Result<(), DriverError> {
+    let key = order.inputs.key();
+    let half = order.places.tmp.join(format!("freeze-{key}"));
+    super::folder::remove(&half).map_err(|e| DriverError::io("clearing the temporary folder", e))?;
+    fs::create_dir(&half).map_err(|e| DriverError::io("making a temporary folder", e))?;
+    let outcome = capture(order, &half).await;
+    if outcome.is_ok() {
+        let (from, to) = (half.clone(), order.places.frozen.join(&key));
+        return blocking(move || publish(&from, &to).map_err(|e| DriverError::io("publishing the frozen template", e))).await;
+    }
+    let _ = super::folder::remove(&half);
+    outcome
+}
+
+fn publish(from: &Path, to: &Path) -> std::io::Result<()> {
+    for name in ["memory", "device", "disk.raw", "manifest.json"] {
+        File::open(from.join(name))?.sync_all()?;
+    }
+    File::open(from)?.sync_all()?;
+    // Only ever there when it was found damaged.
+    super::folder::remove(to)?;
+    fs::rename(from, to)?;
+    to.parent().map_or(Ok(()), |p| File::open(p)?.sync_all())
+}
+
+async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError> {
+    let spec = order.class.spec();
+    let disk = half.join("disk.raw");
+    let tsc_khz = match order.accelerator {
+        Accelerator::Tcg => blocking(|| Ok((0..5).find_map(|_| tsc::measure_khz()))).await?,
+        Accelerator::Kvm => None,
+    };
+    let started = Instant::now();
+    let mut boots = 0;
+    let booted = loop {
+        boots += 1;
+        make_disk(&disk, spec.disk_mib).await?;
+        let attempt = cold(&ColdOrder {
+            host: order.host,
+            parent: &order.places.waiting,
+            accelerator: order.accelerator,
+            size: spec,
+            files: order.files,
+            disk: &disk,
+            kernel_arguments: kernel_arguments(tsc_khz),
+            patience: BOOT_PATIENCE,
+        })
+        .await;
+        match attempt {
+            Ok(booted) => break booted,
+            Err(e) if boots < BOOT_ATTEMPTS => tracing::warn!(boots, error = %chain(&e), "a template did not boot; trying again"),
+            Err(e) => return Err(e),
+        }
+    };
+    let boot_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let outcome = quiet(&booted, half).await;
+    let memory = booted.memory.clone();
+    boot::end(order.host, booted).await;
+    let device_file = outcome?;
+    let at = half.to_owned();
+    let (inputs, size) = (order.inputs.clone(), order.class.to_string());
+    blocking(move || {
+        let io = |what: &'static str| move |e| DriverError::io(what, e);
+        let kept = save_sparse(&memory, &at.join("memory")).map_err(io("saving the template's memory"))?;
+        let device = fs::read(&device_file).map_err(io("reading the device state"))?;
+        let manifest = Manifest {
+            inputs,
+            size,
+            tsc_khz,
+            memory_bytes: memory.metadata().map_err(io("measuring memory"))?.len(),
+            memory_kept_bytes: kept,
+            device_bytes: device.len() as u64,
+            device_digest: hex::encode(Sha256::digest(&device)),
+            boot_ms,
+            boots,
+        };
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| DriverError::io("writing the manifest", e.into()))?;
+        fs::write(at.join("manifest.json"), text).map_err(io("writing the manifest"))
+    })
+    .await
+}
+
+/// Brings a booted machine to rest and saves its device state. Memory and disk do not change afterwards.
+async fn quiet(booted: &boot::Booted, half: &Path) -> Result<PathBuf, DriverError> {
+    let stage = |e: super::qmp::QmpError| DriverError::Stage { stage: "saving the device state", detail: chain(&e) };
+    for argv in [&["/bin/sh", "-lc", "true"][..], &["python3", "-c", "pass"], &["node", "-e", "0"]] {
+        warm(&booted.client, argv).await;
+    }
+    let request = pb::QuiesceRequest { freeze: true, sync: true, ..Default::default() };
+    booted
+        .client
+        .rpc()
+        .quiesce(request)
+        .await
+        .map_err(|e| DriverError::Stage { stage: "bringing the guest to rest", detail: format!("{e}") })?;
+    booted.client.close();
+    // The agent must have seen the host go, or its first minute in every machine is spent on a dead connection.
+    let until = Instant::now() + QUICK;
+    loop {
+        let list = booted.qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
+        let gone = list.as_array().is_some_and(|l| {
+            l.iter().any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
+        });
+        if gone {
+            break;
+        }
+        if Instant::now() > until {
+            return Err(DriverError::Stage { stage: "closing the link", detail: "QEMU still sees a client".to_owned() });
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    booted.qmp.call("stop", json!({}), QUICK).await.map_err(stage)?;
+    let path = half.join("device");
+    let file = File::create(&path).map_err(|e| DriverError::io("making the device state file", e))?;
+    let set = json!({"fdset-id": 9});
+    booted.qmp.call_with("add-fd", set, Some(file.as_fd()), QUICK).await.map_err(stage)?;
+    let to = json!({"filename": "/dev/fdset/9"});
+    booted.qmp.call("xen-save-devices-state", to, Duration::from_secs(60)).await.map_err(stage)?;
+    Ok(path)
+}
+
+/// Runs a command so that what it needs is in the guest's page cache. That it is not there is no failure.
+async fn warm(client: &GuestClient, argv: &[&str]) {
+    let request = pb::StartJobRequest {
+        job_id: format!("warm-{}", argv[0].rsplit('/').next().unwrap_or("command")),
+        argv: argv.iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        timeout_ms: u64::try_from(WARM_PATIENCE.as_millis()).unwrap_or(0),
+        output_limit: 1024,
+        forget_when_followed: true,
+        ..Default::default()
+    };
+    let run = async {
+        let mut stream = client.streams().run_job(request).await.ok()?;
+        while let Ok(Some(_)) = stream.message().await {}
+        Some(())
+    };
+    if tokio::time::timeout(WARM_PATIENCE + QUICK, run).await.is_err() {
+        tracing::debug!(command = argv[0], "a warm-up command did not end in time");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs() -> KeyInputs {
+        let files = BootFiles {
+            kernel: "/k".into(),
+            kernel_digest: "k".into(),
+            initramfs: "/i".into(),
+            initramfs_digest: "i".into(),
+            root: "/r".into(),
+            root_digest: "r".into(),
+        };
+        let template = "python".parse().expect("valid");
+        KeyInputs::new("QEMU 7.2", Accelerator::Tcg, true, "cpu", &template, SizeClass::Micro.spec(), &files)
+    }
+
+    #[test]
+    fn the_key_changes_with_everything_that_shapes_memory_and_with_nothing_else() {
+        let base = inputs();
+        assert_eq!(base.key(), inputs().key());
+        let changes: [fn(&mut KeyInputs); 8] = [
+            |i| i.form += 1,
+            |i| i.qemu.push('x'),
+            |i| i.arguments[0].push("x".into()),
+            |i| i.disk_mib += 1,
+            |i| i.template.push('x'),
+            |i| i.kernel.push('x'),
+            |i| i.initramfs.push('x'),
+            |i| i.root.push('x'),
+        ];
+        for (n, change) in changes.iter().enumerate() {
+            let mut other = base.clone();
+            change(&mut other);
+            assert_ne!(other.key(), base.key(), "change {n}");
+        }
+        let text = serde_json::to_string(&base).expect("json");
+        assert!(!text.contains("\"/k\""), "paths on this host are no part of it");
+        assert!(base.processor.is_empty(), "the host's processor is no part of it under emulation");
+    }
+}

@@ -1,0 +1,241 @@
+//! A machine that runs, seen from the service: the way to its agent, and the eye that notices its end.
+
+use std::fs;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use mainbrella_types::GenerationKey;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::boot::{QUICK, console};
+use super::folder::{self, AGENT_SOCKET, CONSOLE_LOG, VMM_LOG};
+use super::qmp::{Event, Qmp};
+use super::seats::Seat;
+use super::vmm::{Vmm, control, log_text};
+use crate::driver::{ExitReport, GuestStream, Instance};
+use crate::error::DriverError;
+
+/// How long a machine that stopped for want of disk space is tried again before it is given up.
+const FULL_PATIENCE: Duration = Duration::from_secs(120);
+/// Pause between tries.
+const FULL_PAUSE: Duration = Duration::from_secs(3);
+/// How long the socket of the agent may be busy with the previous connection.
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+/// Longest reason kept from a VMM's own words, characters.
+const REASON_CHARS: usize = 300;
+
+/// A machine that runs (or has just ended).
+#[derive(Debug)]
+pub struct Machine {
+    /// Its key.
+    pub key: GenerationKey,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its VMM.
+    pub vmm: Vmm,
+    seat: Mutex<Option<Seat>>,
+    exit: watch::Sender<Option<ExitReport>>,
+    stream: Mutex<Option<StdStream>>,
+}
+
+impl Machine {
+    /// Takes over a VMM that runs, and watches it from now on.
+    #[must_use]
+    pub fn watch(key: GenerationKey, folder: PathBuf, mut vmm: Vmm, qmp: Qmp, events: mpsc::Receiver<Event>, full: bool) -> Arc<Self> {
+        let seat = Mutex::new(vmm.seat.take());
+        let machine = Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None) });
+        tokio::spawn(Watch { machine: machine.clone(), qmp: Some(qmp), full_since: full.then(Instant::now), why: None }.run(events));
+        machine
+    }
+
+    /// Gives its seat back. Only when its process is gone.
+    pub fn release_seat(&self) {
+        drop(self.seat.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Closes the open stream to the agent, if any.
+    pub fn hang_up(&self) {
+        if let Some(old) = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Its other side may be gone already.
+            let _ = old.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// What a caller holds of a [`Machine`].
+#[derive(Debug)]
+pub struct MicroVmInstance(pub Arc<Machine>);
+
+#[async_trait]
+impl Instance for MicroVmInstance {
+    async fn dial(&self) -> Result<GuestStream, DriverError> {
+        let machine = &self.0;
+        machine.hang_up();
+        let until = Instant::now() + DIAL_PATIENCE;
+        let mut pause = Duration::from_micros(200);
+        let stream = loop {
+            match folder::connect(&machine.folder, AGENT_SOCKET) {
+                Ok(stream) => break stream,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < until => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(20));
+                }
+                Err(e) => return Err(DriverError::io("connecting to the agent port", e)),
+            }
+        };
+        let io = |e| DriverError::io("connecting to the agent port", e);
+        let held = stream.try_clone().map_err(io)?;
+        let previous = machine.stream.lock().unwrap_or_else(PoisonError::into_inner).replace(held);
+        if let Some(previous) = previous {
+            // Two callers dialled at once: the later one wins.
+            let _ = previous.shutdown(Shutdown::Both);
+        }
+        Ok(Box::new(tokio::net::UnixStream::from_std(stream).map_err(io)?))
+    }
+
+    async fn exited(&self) -> ExitReport {
+        let mut exit = self.0.exit.subscribe();
+        match exit.wait_for(Option::is_some).await {
+            Ok(report) => report.clone().unwrap_or_else(unknown),
+            Err(_) => unknown(),
+        }
+    }
+}
+
+fn unknown() -> ExitReport {
+    ExitReport::Vmm("the machine is not watched any more".to_owned())
+}
+
+struct Watch {
+    machine: Arc<Machine>,
+    qmp: Option<Qmp>,
+    full_since: Option<Instant>,
+    why: Option<ExitReport>,
+}
+
+impl Watch {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>) {
+        let machine = self.machine.clone();
+        let ended = machine.vmm.process.wait();
+        tokio::pin!(ended);
+        let mut open = true;
+        let mut next_try = Instant::now() + FULL_PAUSE;
+        loop {
+            tokio::select! {
+                waited = &mut ended => {
+                    if let Err(e) = waited {
+                        tracing::error!(machine = %machine.key, error = %e, "the end of a VMM cannot be waited for");
+                    }
+                    break;
+                }
+                event = events.recv(), if open => match event {
+                    Some(event) => self.take(event).await,
+                    None => {
+                        open = false;
+                        self.qmp = None;
+                        // It may be ending right now. If it is not, somebody or something closed the channel: open it again.
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        if !machine.vmm.process.ended() {
+                            match control(&machine.folder, None).await {
+                                Ok((qmp, again)) => {
+                                    (self.qmp, events, open) = (Some(qmp), again, true);
+                                }
+                                Err(e) => tracing::warn!(machine = %machine.key, error = %e, "the control channel is lost; the process is still watched"),
+                            }
+                        }
+                    }
+                },
+                () = tokio::time::sleep_until(next_try), if self.full_since.is_some() => {
+                    next_try = Instant::now() + FULL_PAUSE;
+                    self.go_on().await;
+                }
+            }
+            if self.why.is_some() {
+                // Its guest is over, or it cannot go on: what is left is a stopped VMM for `destroy` to remove.
+                break;
+            }
+        }
+        let report = self.why.take().unwrap_or_else(|| self.ended_by_itself());
+        tracing::info!(machine = %machine.key, reason = %report, "a machine has ended");
+        machine.exit.send_replace(Some(report));
+    }
+
+    async fn take(&mut self, event: Event) {
+        match event.name.as_str() {
+            "SHUTDOWN" if event.data["guest"] == Value::Bool(true) => {
+                let console = match &self.qmp {
+                    Some(qmp) => console(qmp).await,
+                    None => String::new(),
+                };
+                // Its folder goes with `destroy`; a log that cannot be written is no reason to hide the end.
+                let _ = fs::write(self.machine.folder.join(CONSOLE_LOG), &console);
+                self.why = Some(ExitReport::Guest(guest_reason(event.data["reason"].as_str().unwrap_or(""), &console)));
+            }
+            "GUEST_PANICKED" => self.why = Some(ExitReport::Guest("the guest's kernel panicked".to_owned())),
+            "BLOCK_IO_ERROR" if event.data["nospace"] == Value::Bool(true) && event.data["action"] == "stop" => {
+                if self.full_since.is_none() {
+                    tracing::warn!(machine = %self.machine.key, "the host has no disk space left; the machine is stopped until there is");
+                    self.full_since = Some(Instant::now());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets a machine that stopped for want of space try again. It stops by itself if there is still none.
+    async fn go_on(&mut self) {
+        let (Some(since), Some(qmp)) = (self.full_since, &self.qmp) else { return };
+        let status = match qmp.call("query-status", json!({}), QUICK).await {
+            Ok(v) => v["status"].as_str().unwrap_or("").to_owned(),
+            Err(_) => return,
+        };
+        if status == "running" {
+            self.full_since = None;
+            tracing::info!(machine = %self.machine.key, "a machine that stopped for want of disk space goes on");
+        } else if since.elapsed() > FULL_PATIENCE {
+            self.why = Some(ExitReport::HostFull);
+        } else if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
+            tracing::debug!(machine = %self.machine.key, error = %e, "a stopped machine does not go on");
+        }
+    }
+
+    fn ended_by_itself(&self) -> ExitReport {
+        let vmm = &self.machine.vmm;
+        let said = vmm.log.as_ref().map(log_text).unwrap_or_default();
+        if !said.is_empty() {
+            let _ = fs::write(self.machine.folder.join(VMM_LOG), &said);
+        }
+        let cause = vmm.process.cause().unwrap_or_else(|| "it was killed or failed; this kernel does not say which".to_owned());
+        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("").chars().take(REASON_CHARS).collect::<String>();
+        ExitReport::Vmm(if last.is_empty() { format!("the VMM ended: {cause}") } else { format!("the VMM ended: {cause}: {last}") })
+    }
+}
+
+/// Why a guest is over, in one sentence without anything the guest wrote.
+pub(super) fn guest_reason(reason: &str, console: &str) -> String {
+    match reason {
+        _ if console.contains("Kernel panic - not syncing") => "the guest's kernel panicked",
+        "guest-reset" => "the guest rebooted",
+        "guest-panic" => "the guest's kernel panicked",
+        _ => "the guest shut down",
+    }
+    .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_end_is_told_without_its_words() {
+        assert_eq!(guest_reason("guest-shutdown", "bye <script>"), "the guest shut down");
+        assert_eq!(guest_reason("guest-reset", ""), "the guest rebooted");
+        assert_eq!(guest_reason("guest-reset", "\n[1.0] Kernel panic - not syncing: x"), "the guest's kernel panicked");
+    }
+}

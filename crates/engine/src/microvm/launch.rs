@@ -1,0 +1,224 @@
+//! Making and removing machines.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use serde_json::json;
+
+use super::accelerator::{self, Verdict};
+use super::boot::{self, QUICK, blocking};
+use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
+use super::instance::{Machine, guest_reason};
+use super::pool::{Prepared, awaken, prepare};
+use super::vmm::{Vmm, chain, control};
+use super::{Inner, folder};
+use crate::driver::{ExitReport, LaunchOrder};
+use crate::error::DriverError;
+
+/// Longest wait for a killed VMM to be gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What was found of a machine.
+pub(super) enum Found {
+    Running(Arc<Machine>),
+    Dead(ExitReport),
+    Absent,
+}
+
+impl Inner {
+    /// The frozen template, made if it is not there; once, however many ask.
+    pub(super) async fn frozen(&self, template: &TemplateName, class: SizeClass) -> Result<Arc<Frozen>, DriverError> {
+        let files = self.boot_files(template).await?;
+        let verdict = self.verdict(&files).await?;
+        let inputs = KeyInputs::new(&self.qemu_version, verdict.accelerator, self.host.jail.sandbox(), &self.processor, template, class.spec(), &files);
+        let slot = {
+            let mut frozen = self.frozen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            frozen.entry(inputs.key()).or_default().clone()
+        };
+        // Held while it is made: everyone else who wants it waits here.
+        let mut slot = slot.lock().await;
+        if let Some(ready) = slot.as_ref() {
+            return Ok(ready.clone());
+        }
+        let order = FreezeOrder {
+            host: &self.host,
+            places: &self.places,
+            accelerator: verdict.accelerator,
+            template,
+            class,
+            files: &files,
+            inputs,
+        };
+        let ready = match find(&order).await {
+            Some(ready) => ready,
+            None => {
+                tracing::info!(%template, size = %class, "freezing a template; this takes some seconds, once");
+                freeze(&order).await?;
+                find(&order).await.ok_or(DriverError::Stage {
+                    stage: "freezing the template",
+                    detail: "what was frozen is not whole".to_owned(),
+                })?
+            }
+        };
+        let ready = Arc::new(ready);
+        *slot = Some(ready.clone());
+        Ok(ready)
+    }
+
+    async fn boot_files(&self, template: &TemplateName) -> Result<boot::BootFiles, DriverError> {
+        let (images, template) = (self.images.clone(), template.clone());
+        blocking(move || images.boot_files(&template)).await
+    }
+
+    /// The accelerator; tries KVM now if that had to wait for a template.
+    pub(super) async fn verdict(&self, files: &boot::BootFiles) -> Result<Verdict, DriverError> {
+        let mut verdict = self.verdict.lock().await;
+        if verdict.open {
+            let ground = accelerator::Ground {
+                host: &self.host,
+                places: &self.places,
+                qemu_version: &self.qemu_version,
+                files: Some(files.clone()),
+            };
+            *verdict = accelerator::decide(self.choice, &ground).await?;
+            self.publish(&verdict);
+        }
+        Ok(verdict.clone())
+    }
+
+    /// Makes a machine. On failure nothing is left.
+    pub(super) async fn launch(self: &Arc<Self>, order: &LaunchOrder) -> Result<Arc<Machine>, DriverError> {
+        let lock = self.lock(&order.key);
+        let _held = lock.lock().await;
+        let place = self.places.machine(&order.key);
+        if place.exists() {
+            return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
+        }
+        let frozen = self.frozen(&order.template, order.size).await?;
+        match self.bring_up(order, &frozen, place).await {
+            Ok(machine) => {
+                self.pool.refill(&self.host, self.current().accelerator, &frozen);
+                Ok(machine)
+            }
+            Err(e) => {
+                if let Err(left) = self.remove(&order.key).await {
+                    tracing::error!(machine = %order.key, error = %chain(&left), "a failed launch could not be cleaned up; `destroy` will try again");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn bring_up(&self, order: &LaunchOrder, frozen: &Arc<Frozen>, place: PathBuf) -> Result<Arc<Machine>, DriverError> {
+        let mut prepared = match self.pool.take(&self.host, &frozen.key).await {
+            Some(waiting) => hand_over(waiting, place)?,
+            None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,
+        };
+        awaken(&mut prepared, frozen).await?;
+        let Prepared { folder, vmm, qmp, events, .. } = prepared;
+        let machine = Machine::watch(order.key, folder, vmm, qmp, events, false);
+        self.machines().insert(order.key, machine.clone());
+        Ok(machine)
+    }
+
+    /// Finds a machine after a restart.
+    pub(super) async fn adopt(&self, key: &GenerationKey) -> Result<Found, DriverError> {
+        let lock = self.lock(key);
+        let _held = lock.lock().await;
+        if let Some(machine) = self.machines().get(key) {
+            return Ok(Found::Running(machine.clone()));
+        }
+        let place = self.places.machine(key);
+        if !place.exists() {
+            return Ok(Found::Absent);
+        }
+        let record = folder::read_record(&place).map_err(|e| DriverError::io("reading a machine's record", e))?;
+        let lost = |why: &str| Ok(Found::Dead(ExitReport::Vmm(why.to_owned())));
+        let Some(record) = record else { return lost("the service ended before its VMM was started") };
+        let Ok(process) = record.process() else { return lost("the VMM ended while the service was away") };
+        // Its messages, while it lives: the file is still open in it.
+        let log = fs::File::open(format!("/proc/{}/fd/2", record.pid)).ok();
+        let seat = self.reserved().remove(key);
+        let vmm = Vmm { process, log, record, seat };
+        let reached = control(&place, vmm.log.as_ref()).await;
+        let (qmp, events) = match reached {
+            Ok(q) => q,
+            Err(e) => return lost(&format!("the VMM does not answer: {e}")),
+        };
+        let status = qmp.call("query-status", json!({}), QUICK).await;
+        let status = status.ok().and_then(|v| v["status"].as_str().map(str::to_owned)).unwrap_or_default();
+        match status.as_str() {
+            "running" => {}
+            "io-error" => {
+                let machine = Machine::watch(*key, place, vmm, qmp, events, true);
+                self.machines().insert(*key, machine.clone());
+                return Ok(Found::Running(machine));
+            }
+            "paused" => {
+                if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
+                    return lost(&format!("the VMM is stopped and does not go on: {e}"));
+                }
+            }
+            "shutdown" | "guest-panicked" => {
+                let console = boot::console(&qmp).await;
+                let reason = if status == "shutdown" { "guest-shutdown" } else { "guest-panic" };
+                return Ok(Found::Dead(ExitReport::Guest(guest_reason(reason, &console))));
+            }
+            _ => return lost("the service ended before the machine was restored"),
+        }
+        let machine = Machine::watch(*key, place, vmm, qmp, events, false);
+        self.machines().insert(*key, machine.clone());
+        Ok(Found::Running(machine))
+    }
+
+    /// Removes a machine and all that carries its name.
+    pub(super) async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError> {
+        let lock = self.lock(key);
+        let held = lock.lock().await;
+        let done = self.remove(key).await;
+        drop(held);
+        if done.is_ok() {
+            self.forget_lock(key);
+        }
+        done
+    }
+
+    async fn remove(&self, key: &GenerationKey) -> Result<(), DriverError> {
+        let place = self.places.machine(key);
+        let record = folder::read_record(&place).map_err(|e| DriverError::io("reading a machine's record", e))?;
+        let machine = self.machines().get(key).cloned();
+        let io = |what: &'static str| move |e| DriverError::io(what, e);
+        if let Some(machine) = &machine {
+            machine.hang_up();
+            machine.vmm.process.end(KILL_PATIENCE).await.map_err(io("ending the VMM"))?;
+        } else if let Some(process) = record.as_ref().and_then(|r| r.process().ok()) {
+            process.end(KILL_PATIENCE).await.map_err(io("ending the VMM"))?;
+        }
+        let mut groups = vec![key.to_string()];
+        groups.extend(record.map(|r| r.group).filter(|g| *g != groups[0] && g.parse::<GenerationKey>().is_ok()));
+        let host = self.host.clone();
+        blocking(move || {
+            for group in groups {
+                host.cgroups.remove(&group, KILL_PATIENCE).map_err(io("removing the control group"))?;
+            }
+            folder::remove(&place).map_err(io("removing the machine's folder"))
+        })
+        .await?;
+        self.machines().remove(key);
+        if let Some(machine) = machine {
+            machine.release_seat();
+        }
+        self.reserved().remove(key);
+        Ok(())
+    }
+}
+
+/// Gives a waiting VMM its machine's name: from one moment to the next its folder is the machine's.
+fn hand_over(mut waiting: Prepared, place: PathBuf) -> Result<Prepared, DriverError> {
+    fs::rename(&waiting.folder, &place).map_err(|e| DriverError::io("handing over a waiting VMM", e))?;
+    waiting.folder = place;
+    Ok(waiting)
+}

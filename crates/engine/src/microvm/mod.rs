@@ -1,0 +1,459 @@
+//! The microVM driver: QEMU's `microvm` machine, restored from frozen templates.
+//!
+//! A machine is one QEMU process in a jail ([`crate::jail`]) with one folder and one control group, all under the machine's
+//! key. A *waiting* VMM has the same things under a key of its own until a machine takes it over by renaming its folder.
+
+pub mod accelerator;
+pub mod boot;
+pub mod command_line;
+pub mod folder;
+pub mod freeze;
+pub mod instance;
+mod launch;
+pub mod pool;
+pub mod process;
+pub mod qcow2;
+pub mod qmp;
+pub mod sealed_memory;
+pub mod seats;
+pub mod tsc;
+pub mod vmm;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use mainbrella_types::{Accelerator, DriverReport, GenerationKey, Isolation, SizeClass, TemplateName};
+use sha2::{Digest, Sha256};
+
+pub use accelerator::{AcceleratorChoice, Verdict};
+pub use boot::BootFiles;
+
+use crate::cgroup::Cgroups;
+use crate::driver::{Adoption, Driver, Instance, LaunchOrder, TemplateInfo};
+use crate::error::DriverError;
+use crate::jail;
+use boot::blocking;
+use folder::Places;
+use freeze::Frozen;
+use instance::{Machine, MicroVmInstance};
+use launch::Found;
+use pool::Pool;
+use seats::{Seat, Seats};
+use vmm::{Host, chain};
+
+/// How the driver is set up.
+#[derive(Clone, Debug)]
+pub struct MicroVmConfig {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// The binary that becomes the launcher when its first argument is [`jail::LAUNCH_ARGUMENT`]: the service itself.
+    pub launcher: PathBuf,
+    /// QEMU's binary.
+    pub qemu: PathBuf,
+    /// Accelerator.
+    pub accelerator: AcceleratorChoice,
+    /// Waiting VMMs kept for each template size in use; 0: none.
+    pub waiting: usize,
+    /// First user id for VMMs (root only).
+    pub uid_base: u32,
+    /// How many user ids; also the most machines at once on this host, waiting ones included.
+    pub uid_count: u32,
+    /// After how long without use a template's memory and waiting VMMs are let go.
+    pub cool_after: Duration,
+}
+
+impl MicroVmConfig {
+    /// The defaults for `data_dir`, with this very binary as launcher.
+    #[must_use]
+    pub fn new(data_dir: PathBuf) -> Self {
+        Self {
+            data_dir,
+            launcher: "/proc/self/exe".into(),
+            qemu: "/usr/bin/qemu-system-x86_64".into(),
+            accelerator: AcceleratorChoice::Auto,
+            waiting: 1,
+            uid_base: 1_900_000_000,
+            uid_count: 4096,
+            cool_after: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Where templates come from. Calls may block.
+pub trait Images: Send + Sync + 'static {
+    /// The files `template` is booted from.
+    ///
+    /// # Errors
+    /// `TemplateMissing` when it is not built.
+    fn boot_files(&self, template: &TemplateName) -> Result<BootFiles, DriverError>;
+
+    /// Templates that are built: name, digest and size of the root image.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError>;
+}
+
+pub(crate) struct Inner {
+    host: Arc<Host>,
+    places: Places,
+    images: Arc<dyn Images>,
+    qemu_version: String,
+    processor: String,
+    choice: AcceleratorChoice,
+    verdict: tokio::sync::Mutex<Verdict>,
+    /// The verdict again, for [`Driver::report`], which may not wait.
+    told: Mutex<Verdict>,
+    frozen: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Arc<Frozen>>>>>>,
+    machines: Mutex<HashMap<GenerationKey, Arc<Machine>>>,
+    /// Seats of machines that were found and not adopted yet.
+    reserved: Mutex<HashMap<GenerationKey, Seat>>,
+    locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
+    pool: Arc<Pool>,
+    cool_after: Duration,
+    sweeper: Mutex<Option<tokio::task::AbortHandle>>,
+}
+
+fn held<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Arc<Machine>>> {
+        held(&self.machines)
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, HashMap<GenerationKey, Seat>> {
+        held(&self.reserved)
+    }
+
+    fn current(&self) -> Verdict {
+        held(&self.told).clone()
+    }
+
+    fn publish(&self, verdict: &Verdict) {
+        tracing::info!(accelerator = verdict.accelerator.as_str(), reason = verdict.reason, "accelerator");
+        *held(&self.told) = verdict.clone();
+    }
+
+    /// The lock under which everything that concerns this machine is done.
+    fn lock(&self, key: &GenerationKey) -> Arc<tokio::sync::Mutex<()>> {
+        held(&self.locks).entry(*key).or_default().clone()
+    }
+
+    /// Lets go of a lock nobody else holds.
+    fn forget_lock(&self, key: &GenerationKey) {
+        let mut locks = held(&self.locks);
+        if locks.get(key).is_some_and(|l| Arc::strong_count(l) <= 2) {
+            locks.remove(key);
+        }
+    }
+
+    async fn sweep(&self) {
+        self.pool.cool(&self.host, self.cool_after).await;
+        let slots: Vec<_> = held(&self.frozen).values().cloned().collect();
+        for slot in slots {
+            // A slot whose template is being frozen is busy, not idle.
+            if let Ok(ready) = slot.try_lock()
+                && let Some(ready) = ready.as_ref()
+            {
+                ready.cool(self.cool_after).await;
+            }
+        }
+    }
+}
+
+/// The driver.
+pub struct MicroVm {
+    inner: Arc<Inner>,
+}
+
+impl MicroVm {
+    /// Probes the host, removes what a former service left waiting or half made, and remembers whose the rest is.
+    ///
+    /// # Errors
+    /// When QEMU is missing or starts in no jail at all, or the data directory cannot be used.
+    pub async fn open(config: MicroVmConfig, images: Arc<dyn Images>) -> Result<Arc<Self>, DriverError> {
+        let places = Places::open(&config.data_dir).map_err(|e| DriverError::io("preparing the data directory", e))?;
+        let qemu_version = qemu_version(&config.qemu).await?;
+        let instance = hex::encode(&Sha256::digest(std::os::unix::ffi::OsStrExt::as_bytes(
+            std::path::absolute(&config.data_dir).unwrap_or_else(|_| config.data_dir.clone()).as_os_str(),
+        ))[..6]);
+        let cgroups = Cgroups::discover(&instance).map_err(|e| DriverError::io("reading the mount table", e))?;
+        let root = rustix::process::geteuid().is_root();
+        let probe = {
+            let (launcher, qemu, scratch, cgroups) = (config.launcher.clone(), config.qemu.clone(), places.scratch.clone(), cgroups.clone());
+            // The last of the range, which is taken last.
+            let uid = root.then(|| config.uid_base + config.uid_count.saturating_sub(1));
+            blocking(move || {
+                let ground = jail::Ground { launcher: &launcher, qemu: &qemu, scratch: &scratch, cgroups: &cgroups, uid };
+                jail::probe(&ground).map_err(|e| DriverError::Stage { stage: "probing the jail", detail: chain(&e) })
+            })
+            .await?
+        };
+        for (wall, why) in probe.missing() {
+            tracing::warn!(wall, why, "a wall of the jail is missing");
+        }
+        let host = Arc::new(Host {
+            launcher: config.launcher,
+            qemu: config.qemu,
+            cgroups,
+            jail: probe,
+            seats: Seats::new(config.uid_base, config.uid_count),
+            scratch: places.scratch.clone(),
+        });
+        let reserved = clean_up(&host, &places).await?;
+        let first = {
+            let images = images.clone();
+            blocking(move || {
+                let built = images.list()?;
+                Ok(built.into_iter().find_map(|(name, _, _)| images.boot_files(&name).ok()))
+            })
+            .await?
+        };
+        let ground = accelerator::Ground { host: &host, places: &places, qemu_version: &qemu_version, files: first };
+        let verdict = accelerator::decide(config.accelerator, &ground).await?;
+        let inner = Arc::new(Inner {
+            pool: Arc::new(Pool::new(config.waiting, places.waiting.clone())),
+            host,
+            places,
+            images,
+            qemu_version,
+            processor: processor(),
+            choice: config.accelerator,
+            told: Mutex::new(verdict.clone()),
+            verdict: tokio::sync::Mutex::new(verdict.clone()),
+            frozen: Mutex::default(),
+            machines: Mutex::default(),
+            reserved: Mutex::new(reserved),
+            locks: Mutex::default(),
+            cool_after: config.cool_after,
+            sweeper: Mutex::default(),
+        });
+        inner.publish(&verdict);
+        let weak = Arc::downgrade(&inner);
+        let pause = (config.cool_after / 4).clamp(Duration::from_millis(100), Duration::from_secs(60));
+        let sweeper = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(pause).await;
+                let Some(inner) = weak.upgrade() else { return };
+                inner.sweep().await;
+            }
+        });
+        *held(&inner.sweeper) = Some(sweeper.abort_handle());
+        Ok(Arc::new(Self { inner }))
+    }
+
+    /// Freezes `template` in `class` if it is not frozen yet, and gets the first waiting VMMs ready.
+    ///
+    /// # Errors
+    /// When it cannot be booted or captured.
+    pub async fn freeze(&self, template: &TemplateName, class: SizeClass) -> Result<(), DriverError> {
+        let (inner, template) = (self.inner.clone(), template.clone());
+        detached(async move {
+            let frozen = inner.frozen(&template, class).await?;
+            frozen.memory().await?;
+            inner.pool.refill(&inner.host, inner.current().accelerator, &frozen);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Walls of the jail that do not stand on this host, each with the reason; for `doctor`.
+    #[must_use]
+    pub fn missing_walls(&self) -> Vec<(&'static str, String)> {
+        self.inner.host.jail.missing().to_vec()
+    }
+
+    /// Process id of a machine's VMM, for measurements and tests.
+    #[must_use]
+    pub fn vmm_pid(&self, key: &GenerationKey) -> Option<i32> {
+        self.inner.machines().get(key).map(|m| m.vmm.process.pid())
+    }
+
+    /// What a machine's control group is charged for.
+    #[must_use]
+    pub fn usage(&self, key: &GenerationKey) -> Option<crate::cgroup::Usage> {
+        let group = self.inner.machines().get(key).map(|m| m.vmm.record.group.clone())?;
+        Some(self.inner.host.cgroups.usage(&group))
+    }
+
+    /// How many VMMs wait for `template` in `class`. 0 while it is not frozen.
+    pub async fn waiting(&self, template: &TemplateName, class: SizeClass) -> usize {
+        let slots: Vec<_> = held(&self.inner.frozen).iter().map(|(k, s)| (k.clone(), s.clone())).collect();
+        for (key, slot) in slots {
+            if slot.lock().await.as_ref().is_some_and(|f| f.template == *template && f.class == class) {
+                return self.inner.pool.count(&key);
+            }
+        }
+        0
+    }
+}
+
+/// Runs to its end even if the caller gives up.
+async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T, DriverError>> + Send + 'static) -> Result<T, DriverError> {
+    tokio::spawn(work).await.map_err(|e| DriverError::Stage { stage: "a background step", detail: e.to_string() })?
+}
+
+/// Removes what belongs to nobody; takes the seats of what does.
+async fn clean_up(host: &Arc<Host>, places: &Places) -> Result<HashMap<GenerationKey, Seat>, DriverError> {
+    let io = |what: &'static str| move |e| DriverError::io(what, e);
+    for key in folder::keys(&places.waiting).map_err(io("listing waiting VMMs"))? {
+        boot::remove(host, &places.waiting.join(key.to_string()), &key.to_string()).await;
+    }
+    let (host, places) = (host.clone(), places.clone());
+    blocking(move || {
+        for entry in std::fs::read_dir(&places.tmp).map_err(io("listing half-made things"))?.flatten() {
+            if entry.file_name().to_str().is_some_and(|n| n.starts_with("freeze-")) {
+                let path = entry.path();
+                // Left from a freeze or trial that was cut off; if it stays, the next freeze clears its own.
+                let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+            }
+        }
+        let mut reserved = HashMap::new();
+        let mut groups = Vec::new();
+        for key in folder::keys(&places.machines).map_err(io("listing machines"))? {
+            let place = places.machine(&key);
+            let record = folder::read_record(&place).map_err(io("reading a machine's record"))?;
+            groups.push(key.to_string());
+            let uid = match record {
+                Some(r) => {
+                    groups.push(r.group);
+                    r.uid
+                }
+                None => std::fs::metadata(place.join(folder::OVERLAY)).ok().map(|m| std::os::unix::fs::MetadataExt::uid(&m)),
+            };
+            if let Some(seat) = uid.and_then(|u| host.seats.retake(u)) {
+                reserved.insert(key, seat);
+            }
+        }
+        for group in host.cgroups.list() {
+            if !groups.contains(&group) {
+                tracing::info!(group, "removing a control group that belongs to no machine");
+                if let Err(e) = host.cgroups.remove(&group, Duration::from_secs(10)) {
+                    tracing::warn!(group, error = %e, "it could not be removed");
+                }
+            }
+        }
+        Ok(reserved)
+    })
+    .await
+}
+
+async fn qemu_version(qemu: &std::path::Path) -> Result<String, DriverError> {
+    let out = tokio::process::Command::new(qemu)
+        .arg("--version")
+        .env_clear()
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let out = tokio::time::timeout(Duration::from_secs(20), out)
+        .await
+        .map_err(|_| DriverError::Stage { stage: "asking QEMU for its version", detail: "no answer".to_owned() })?
+        .map_err(|e| DriverError::io(format!("running {} (Debian package qemu-system-x86)", qemu.display()), e))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    text.lines()
+        .next()
+        .and_then(|l| l.strip_prefix("QEMU emulator version "))
+        .map(|v| v.trim().to_owned())
+        .ok_or_else(|| DriverError::Stage { stage: "asking QEMU for its version", detail: vmm::printable(&out.stdout) })
+}
+
+/// What of the host's processor a guest sees through KVM.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = |name: &str| text.lines().find(|l| l.starts_with(name)).unwrap_or("").to_owned();
+    ["model name", "stepping", "microcode", "flags"].map(line).join("\n")
+}
+
+#[async_trait]
+impl Driver for MicroVm {
+    fn report(&self) -> DriverReport {
+        let verdict = self.inner.current();
+        let short = self.inner.qemu_version.split(' ').next().unwrap_or("");
+        DriverReport {
+            driver: "microvm",
+            accelerator: Some(verdict.accelerator),
+            accelerator_reason: verdict.reason,
+            isolation: match verdict.accelerator {
+                Accelerator::Kvm => Isolation::Hardware,
+                Accelerator::Tcg => Isolation::Emulated,
+            },
+            jail: self.inner.host.jail.report(),
+            vmm: format!("QEMU {short}"),
+            internet: false,
+            // There is no network device at all.
+            internet_off: true,
+            memory_snapshot: false,
+            fork: false,
+        }
+    }
+
+    async fn templates(&self) -> Result<Vec<TemplateInfo>, DriverError> {
+        let inner = self.inner.clone();
+        let accelerator = inner.current().accelerator;
+        blocking(move || {
+            let built = inner.images.list()?;
+            Ok(built
+                .into_iter()
+                .map(|(name, digest, image_bytes)| {
+                    let files = inner.images.boot_files(&name).ok();
+                    let frozen = SizeClass::ALL.into_iter().filter(|class| {
+                        files.as_ref().is_some_and(|files| {
+                            let inputs = freeze::KeyInputs::new(
+                                &inner.qemu_version,
+                                accelerator,
+                                inner.host.jail.sandbox(),
+                                &inner.processor,
+                                &name,
+                                class.spec(),
+                                files,
+                            );
+                            inner.places.frozen.join(inputs.key()).join("manifest.json").is_file()
+                        })
+                    });
+                    let frozen = frozen.collect();
+                    TemplateInfo { name, digest, image_bytes, frozen }
+                })
+                .collect())
+        })
+        .await
+    }
+
+    async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError> {
+        if order.internet {
+            return Err(DriverError::Unsupported("this host gives machines no way to the internet".to_owned()));
+        }
+        let (inner, order) = (self.inner.clone(), order.clone());
+        let machine = detached(async move { inner.launch(&order).await }).await?;
+        Ok(Box::new(MicroVmInstance(machine)))
+    }
+
+    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
+        Ok(match self.inner.adopt(key).await? {
+            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance(machine))),
+            Found::Dead(why) => Adoption::Dead(why),
+            Found::Absent => Adoption::Absent,
+        })
+    }
+
+    async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {
+        let machines = self.inner.places.machines.clone();
+        blocking(move || folder::keys(&machines).map_err(|e| DriverError::io("listing machines", e))).await
+    }
+
+    async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError> {
+        let (inner, key) = (self.inner.clone(), *key);
+        detached(async move { inner.destroy(&key).await }).await
+    }
+
+    async fn shutdown(&self) {
+        if let Some(sweeper) = held(&self.inner.sweeper).take() {
+            sweeper.abort();
+        }
+        self.inner.pool.close(&self.inner.host).await;
+    }
+}
