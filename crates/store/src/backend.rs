@@ -158,7 +158,7 @@ impl Backend {
                 ("lock_timeout", "10000"),
                 ("idle_in_transaction_session_timeout", "30000"),
                 ("synchronous_commit", "on"),
-                ("default_transaction_isolation", "read\\ committed"),
+                ("default_transaction_isolation", "read committed"),
             ]);
         let pool = PgPoolOptions::new()
             .max_connections(POSTGRES_CONNECTIONS)
@@ -315,4 +315,36 @@ fn private_file(path: PathBuf) -> std::io::Result<()> {
     }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(parent)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Store, StoreError};
+    use mainbrella_types::{Millis, ProjectId};
+
+    #[tokio::test]
+    async fn a_full_disk_is_said_and_changes_nothing_and_writing_goes_on_when_there_is_room() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let store = Store::open_sqlite(&folder.path().join("db"), Millis(0)).await.expect("opens");
+        let Backend::Sqlite { writer, .. } = &store.db else { unreachable!("opened as SQLite") };
+        let project = |n: usize| -> ProjectId { format!("{n:063}").parse().expect("valid") };
+        for round in 0..3 {
+            // SQLite answers a write that needs more pages than this as it answers a disk without room.
+            sqlx::query("PRAGMA max_page_count = 1").execute(writer).await.expect("set");
+            let mut kept = 0;
+            let error = loop {
+                match store.ensure_project(&project(round * 100_000 + kept), Millis(0)).await {
+                    Ok(()) => kept += 1,
+                    Err(error) => break error,
+                }
+                assert!(kept < 10_000, "never full");
+            };
+            assert!(matches!(error, StoreError::Full(_)) && !error.retryable(), "{error:?}");
+            store.health().await.expect("reads go on");
+            sqlx::query("PRAGMA max_page_count = 1000000").execute(writer).await.expect("set");
+            store.ensure_project(&project(round * 100_000 + kept), Millis(0)).await.expect("writes go on");
+        }
+        store.close().await;
+    }
 }

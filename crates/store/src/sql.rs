@@ -95,7 +95,7 @@ statements! {
                              ORDER BY d.created_at DESC, d.machine_key DESC LIMIT $6");
     /// How many machines carry a label, counted no further than a limit.
     METADATA_COUNT = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM machine_metadata \
-                      WHERE project = $1 AND name = $2 AND value = $3 LIMIT $4) AS some";
+                      WHERE project = $1 AND name = $2 AND value = $3 LIMIT $4) AS probe";
 
     SWEEP_IDEMPOTENCY = "DELETE FROM idempotency WHERE (project, operation, key) IN \
                          (SELECT project, operation, key FROM idempotency WHERE expires_at <= $1 LIMIT $2)";
@@ -107,4 +107,59 @@ statements! {
                    WHERE s.high_water <= $1 AND NOT EXISTS \
                    (SELECT 1 FROM machines m WHERE m.project = s.project AND m.id = s.id) LIMIT $2) \
                    RETURNING high_water";
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _, SqlSafeStr as _};
+
+    use super::*;
+    use crate::backend::Backend;
+    use crate::schema;
+
+    async fn empty_sqlite(folder: &tempfile::TempDir) -> sqlx::SqlitePool {
+        let db = Backend::open_sqlite(&folder.path().join("a database?.sqlite")).await.expect("opens");
+        schema::migrate(&db).await.expect("migrates");
+        match db {
+            Backend::Sqlite { writer, .. } => writer,
+            Backend::Postgres(_) => unreachable!("opened as SQLite"),
+        }
+    }
+
+    #[tokio::test]
+    async fn every_statement_is_one_for_sqlite_and_walks_an_index() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let pool = empty_sqlite(&folder).await;
+        for (name, sql) in ALL {
+            pool.prepare(sql.into_sql_str()).await.unwrap_or_else(|e| panic!("{name}: {e}"));
+            let plan = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")))
+                .fetch_all(&pool)
+                .await
+                .unwrap_or_else(|e| panic!("{name}: {e}"));
+            for step in plan {
+                let step: String = step.get("detail");
+                let whole_table = step.starts_with("SCAN") && !step.starts_with("SCAN probe");
+                assert!(!whole_table || *name == "KEY_COUNT", "{name} reads a whole table: {step}");
+                assert!(!step.contains("TEMP B-TREE"), "{name} sorts: {step}");
+            }
+        }
+        pool.close().await;
+    }
+
+    #[tokio::test]
+    async fn every_statement_is_one_for_postgres() {
+        // Without a server there is the other half: the texts are the same, and the one above prepared them all.
+        let Ok(server) = std::env::var("MAINBRELLA_TEST_POSTGRES") else { return };
+        let name = format!("mb_{}", uuid::Uuid::now_v7().simple());
+        let mut admin = sqlx::PgConnection::connect(&server).await.expect("server answers");
+        admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.expect("made");
+        let db = Backend::open(&server.replacen("/postgres?", &format!("/{name}?"), 1)).await.expect("opens");
+        schema::migrate(&db).await.expect("migrates");
+        let Backend::Postgres(pool) = &db else { unreachable!("opened as PostgreSQL") };
+        for (name, sql) in ALL {
+            pool.prepare(sql.into_sql_str()).await.unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+        db.close().await;
+        admin.execute(AssertSqlSafe(format!("DROP DATABASE {name}"))).await.expect("removed");
+    }
 }
