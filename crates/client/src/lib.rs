@@ -1,1 +1,19 @@
-//! A thin HTTP client of the Mainbrella API.
+//! A thin HTTP client of the Mainbrella API, typed by `mainbrella-api`.
+//!
+//! It sends each request once; only [`Client::create_or_reconcile`] repeats, under one idempotency key. HTTPS is
+//! required except to this machine, redirects are refused, proxies of the environment are not used.
+
+mod address;
+mod error;
+mod files;
+mod machines;
+mod service;
+mod transport;
+
+pub use address::{DEFAULT_URL, is_loopback};
+pub use error::{ApiFailure, ClientError};
+pub use files::{Download, Upload, WriteOptions};
+pub use machines::{Created, ListFilter, MachineRef};
+pub use transport::{ApiKey, Client};
+
+pub use mainbrella_api as api;
