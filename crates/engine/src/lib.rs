@@ -3,10 +3,24 @@
 //! This crate answers one reviewer's question: *do resources leak?* It knows neither the store nor
 //! HTTP; what must be durable it hands to a [`Journal`].
 
+pub mod cgroup;
+pub mod clock;
 pub mod driver;
+pub mod engine;
 pub mod error;
+pub mod fake;
+pub mod jail;
+pub mod image;
 pub mod journal;
+pub mod machine;
+pub mod microvm;
 
-pub use driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder};
+pub use clock::{Clock, SystemClock};
+pub use driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
+pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError};
+pub use machine::{
+    Captured, CommandEnding, CommandOrder, CommandOutcome, FileReader, FileStat, MachineHandle, Omitted, StopOutcome,
+    WriteOptions,
+};
