@@ -26,7 +26,7 @@ async fn a_record_comes_back_as_it_went_in() {
         assert_eq!(db.store.machine(&project(), &made.generation).await.expect("read"), some);
         assert_eq!(db.store.machine_by_key(&made.key).await.expect("read"), some);
         assert_eq!(db.store.newest_in_slot(&project(), &made.generation.id).await.expect("read"), some);
-        assert_eq!(db.store.living(HOST).await.expect("read"), [made.clone()]);
+        assert_eq!(db.store.living(HOST).await.expect("read"), std::slice::from_ref(&made));
         assert_eq!(db.store.living("elsewhere").await.expect("read"), []);
 
         let other: mainbrella_types::ProjectId = "other".parse().expect("valid");
