@@ -1,0 +1,94 @@
+//! What a machine has before its first `Configure`: a console, a loopback, names.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::say;
+
+/// Makes the console our output and nothing our input.
+pub(super) fn use_console() {
+    let null = OpenOptions::new().read(true).open("/dev/null");
+    let console = OpenOptions::new().write(true).open("/dev/console").or_else(|_| {
+        // Without a console what we say goes nowhere; the machine still works.
+        OpenOptions::new().write(true).open("/dev/null")
+    });
+    if let Ok(null) = null {
+        let _ = rustix::stdio::dup2_stdin(null);
+    }
+    if let Ok(console) = console {
+        let _ = rustix::stdio::dup2_stdout(&console);
+        let _ = rustix::stdio::dup2_stderr(&console);
+    }
+}
+
+/// Sets up what can be set up; what cannot is said on the console, and the machine goes on without.
+pub(super) fn prepare() {
+    let tell = |what: &str, result: io::Result<()>| {
+        if let Err(error) = result {
+            say(&format!("{what}: {error}"));
+        }
+    };
+    tell("hostname", rustix::system::sethostname(b"mainbrella").map_err(io::Error::from));
+    tell("loopback", loopback_up());
+    tell("/workspace", workspace(Path::new("/workspace")));
+    tell("/etc/hosts", write_missing(Path::new("/etc/hosts"), "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"));
+    tell("/etc/resolv.conf", write_missing(Path::new("/etc/resolv.conf"), "# Written by the machine's network.\n"));
+    // The agent is the last to go when memory ends; its children are put back to normal as they start.
+    tell("oom_score_adj", std::fs::write("/proc/self/oom_score_adj", "-1000"));
+    let files = Rlimit { current: Some(65_536), maximum: Some(1_048_576) };
+    tell("file limit", setrlimit(Resource::Nofile, files).map_err(io::Error::from));
+}
+
+fn workspace(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)),
+    }
+}
+
+/// Writes a file that is not there. A symbolic link that leads nowhere counts as there: somebody wanted it so.
+fn write_missing(path: &Path, text: &str) -> io::Result<()> {
+    if path.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    std::fs::write(path, text)
+}
+
+fn loopback_up() -> io::Result<()> {
+    let socket: OwnedFd = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    // SAFETY: an ifreq is plain data, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as libc::c_char;
+    request.ifr_name[1] = b'o' as libc::c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the request has the layout the call wants and outlives it.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let hosts = dir.path().join("hosts");
+        write_missing(&hosts, "new").unwrap();
+        write_missing(&hosts, "other").unwrap();
+        assert_eq!(std::fs::read_to_string(&hosts).unwrap(), "new");
+        let link = dir.path().join("resolv.conf");
+        std::os::unix::fs::symlink(dir.path().join("later"), &link).unwrap();
+        write_missing(&link, "x").unwrap();
+        assert!(!dir.path().join("later").exists());
+    }
+}

@@ -1,0 +1,310 @@
+//! The service of `guest.proto`: checks what comes in and hands it to the part that does it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use connectrpc::{
+    ConnectError, InboundStream, RequestContext, Response, Router, ServiceRequest, ServiceResult, ServiceStream,
+};
+use mainbrella_guest_protocol::guest_side::{self, GuestService};
+use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
+use pb::GuestExt as _;
+use tokio::sync::Semaphore;
+
+use crate::jobs::{Jobs, check_env, size_of};
+use crate::{Authority, Reaper, UserCgroup, configure, files, files_write, usage};
+
+/// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
+const FILE_OPERATIONS_MAX: usize = 64;
+/// Longest wait for all processes of the user to stop.
+const FREEZE_MOST: Duration = Duration::from_secs(5);
+/// Longest time between TERM and KILL of a cancelled job, milliseconds.
+const GRACE_MAX_MS: u64 = 60_000;
+
+/// What an agent works on.
+#[derive(Debug)]
+pub struct AgentOptions {
+    /// What it may change.
+    pub authority: Authority,
+    /// Who waits for its children.
+    pub reaper: Reaper,
+    /// Where processes of the user go; `None`: they stay where the agent is, and cannot be frozen.
+    pub cgroup: Option<UserCgroup>,
+}
+
+/// The agent. One for a machine; serves any number of connections, one after the other or at once.
+#[derive(Debug)]
+pub struct Agent {
+    authority: Authority,
+    cgroup: Option<UserCgroup>,
+    reaper: Reaper,
+    jobs: Jobs,
+    files: Arc<Semaphore>,
+    boot_id: String,
+    state: Mutex<Configured>,
+}
+
+#[derive(Debug, Default)]
+struct Configured {
+    generation: String,
+    hostname: Option<String>,
+    env: Arc<HashMap<String, String>>,
+    frozen: bool,
+}
+
+impl Agent {
+    /// An agent that nothing was asked of yet.
+    pub fn new(options: AgentOptions) -> Arc<Self> {
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Arc::new(Self {
+            authority: options.authority,
+            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),
+            reaper: options.reaper,
+            cgroup: options.cgroup,
+            files: Arc::new(Semaphore::new(FILE_OPERATIONS_MAX)),
+            boot_id: boot_id.trim().to_owned(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// The service to give to [`guest_side::serve`], once made.
+    pub fn service(self: &Arc<Self>) -> GuestService {
+        guest_side::service(self.clone().register(Router::new()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, Configured> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn file_seat(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ConnectError> {
+        self.files.clone().acquire_owned().await.map_err(|_| ConnectError::unavailable("the agent is ending"))
+    }
+}
+
+/// Runs what may block where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
+) -> Result<T, ConnectError> {
+    match tokio::task::spawn_blocking(f).await {
+        Ok(result) => result,
+        Err(_) => Err(ConnectError::internal("the work was ended before it was done")),
+    }
+}
+
+// Answers are the messages themselves; the trait would allow any encoding of them.
+#[allow(refining_impl_trait)]
+impl pb::Guest for Agent {
+    async fn hello(
+        &self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, pb::HelloRequest>,
+    ) -> ServiceResult<pb::HelloResponse> {
+        let state = self.state();
+        let hostname = match &state.hostname {
+            Some(name) => name.clone(),
+            None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Response::ok(pb::HelloResponse {
+            protocol_version: PROTOCOL_VERSION,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            boot_id: self.boot_id.clone(),
+            hostname,
+            generation: state.generation.clone(),
+            clock_realtime_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            frozen: state.frozen,
+            ..Default::default()
+        })
+    }
+
+    async fn configure(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ConfigureRequest>,
+    ) -> ServiceResult<pb::ConfigureResponse> {
+        let request = request.to_owned_message();
+        configure::check(&request)?;
+        check_env(request.env.iter())?;
+        let mut answer = pb::ConfigureResponse::default();
+        if self.authority == Authority::Machine {
+            configure::apply(&request, &mut answer);
+        }
+        {
+            let mut state = self.state();
+            state.generation = request.generation;
+            state.env = Arc::new(request.env.into_iter().collect());
+            if !request.hostname.is_empty() {
+                state.hostname = Some(request.hostname);
+            }
+        }
+        // Last, and only when all before was tried: nothing of the user runs with another machine's clock or luck.
+        if !request.keep_frozen
+            && let Some(cgroup) = &self.cgroup
+        {
+            match cgroup.set_frozen(false) {
+                Ok(()) => {
+                    self.state().frozen = false;
+                    answer.done.push("thaw".to_owned());
+                }
+                Err(error) => answer.problems.push(configure::problem("thaw", &error)),
+            }
+        }
+        Response::ok(answer)
+    }
+
+    async fn quiesce(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::QuiesceRequest>,
+    ) -> ServiceResult<pb::QuiesceResponse> {
+        let (freeze, sync) = (request.freeze, request.sync);
+        if freeze && let Some(cgroup) = self.cgroup.clone() {
+            let reaper = self.reaper.clone();
+            let frozen = blocking(move || {
+                // A child between its fork and its cgroup would be missed: none is, under the reaper's lock it
+                // is either not yet forked, or freezes as soon as it moves itself in.
+                let failed =
+                    |error: std::io::Error| fault("freeze", error.raw_os_error().unwrap_or(0), error.to_string());
+                reaper.exclusively(|| cgroup.set_frozen(true)).map_err(failed)?;
+                cgroup.wait_frozen(FREEZE_MOST).map_err(|error| {
+                    let _ = cgroup.set_frozen(false);
+                    failed(error)
+                })
+            });
+            frozen.await?;
+            self.state().frozen = true;
+        }
+        if sync && self.authority == Authority::Machine {
+            blocking(|| {
+                rustix::fs::sync();
+                Ok(())
+            })
+            .await?;
+        }
+        Response::ok(pb::QuiesceResponse::default())
+    }
+
+    async fn usage(
+        &self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, pb::UsageRequest>,
+    ) -> ServiceResult<pb::UsageResponse> {
+        Response::ok(usage::read(self.cgroup.as_ref()))
+    }
+
+    async fn run_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::StartJobRequest>,
+    ) -> ServiceResult<ServiceStream<pb::JobEvent>> {
+        let env = self.state().env.clone();
+        let job = self.jobs.start(request.to_owned_message(), &env)?;
+        Response::stream_ok(self.jobs.follow(job, 0)?)
+    }
+
+    async fn follow_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::FollowJobRequest>,
+    ) -> ServiceResult<ServiceStream<pb::JobEvent>> {
+        let job = self.jobs.get(request.job_id)?;
+        Response::stream_ok(self.jobs.follow(job, request.after_sequence)?)
+    }
+
+    async fn get_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::GetJobRequest>,
+    ) -> ServiceResult<pb::JobStatus> {
+        Response::ok(self.jobs.get(request.job_id)?.status())
+    }
+
+    async fn list_jobs(
+        &self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, pb::ListJobsRequest>,
+    ) -> ServiceResult<pb::ListJobsResponse> {
+        Response::ok(pb::ListJobsResponse { jobs: self.jobs.list(), ..Default::default() })
+    }
+
+    async fn signal_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::SignalJobRequest>,
+    ) -> ServiceResult<pb::SignalJobResponse> {
+        let job = self.jobs.get(request.job_id)?;
+        let delivered = if request.cancel {
+            job.cancel(Duration::from_millis(request.grace_ms.min(GRACE_MAX_MS)))
+        } else {
+            if !(1..=64).contains(&request.signal) {
+                return Err(ConnectError::invalid_argument("signal: 1 to 64"));
+            }
+            job.signal(request.signal)
+        };
+        Response::ok(pb::SignalJobResponse { delivered, ..Default::default() })
+    }
+
+    async fn write_job_stdin(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::WriteJobStdinRequest>,
+    ) -> ServiceResult<pb::WriteJobStdinResponse> {
+        use crate::jobs::StdinError;
+        let job = self.jobs.get(request.job_id)?;
+        let accepted = job.stdin.write(request.data, request.eof).await.map_err(|error| match error {
+            StdinError::Closed => fault("stdin", rustix::io::Errno::PIPE.raw_os_error(), "input is closed"),
+            StdinError::TooLarge => ConnectError::invalid_argument("data: at most 256 KiB at once"),
+        })?;
+        Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() })
+    }
+
+    async fn resize_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ResizeJobRequest>,
+    ) -> ServiceResult<pb::ResizeJobResponse> {
+        let request = request.to_owned_message();
+        let size = request.size.as_option().ok_or_else(|| ConnectError::invalid_argument("size: missing"))?;
+        self.jobs.get(&request.job_id)?.resize(size_of(size)?)?;
+        Response::ok(pb::ResizeJobResponse::default())
+    }
+
+    async fn forget_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ForgetJobRequest>,
+    ) -> ServiceResult<pb::ForgetJobResponse> {
+        self.jobs.forget(request.job_id)?;
+        Response::ok(pb::ForgetJobResponse::default())
+    }
+
+    async fn read_file(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ReadFileRequest>,
+    ) -> ServiceResult<ServiceStream<pb::FileChunk>> {
+        let seat = self.file_seat().await?;
+        Response::stream_ok(files::read(request.to_owned_message(), seat).await?)
+    }
+
+    async fn write_file(
+        &self,
+        _ctx: RequestContext,
+        requests: InboundStream<pb::WriteFileRequest>,
+    ) -> ServiceResult<pb::WriteFileResponse> {
+        let _seat = self.file_seat().await?;
+        let size = files_write::write(requests).await?;
+        Response::ok(pb::WriteFileResponse { size, ..Default::default() })
+    }
+
+    async fn stat_file(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::StatFileRequest>,
+    ) -> ServiceResult<pb::FileStat> {
+        let _seat = self.file_seat().await?;
+        let (path, follow) = (request.path.to_vec(), request.follow_symlinks);
+        Response::ok(blocking(move || files::stat(&path, follow)).await?)
+    }
+}
