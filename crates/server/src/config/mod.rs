@@ -1,0 +1,175 @@
+//! Configuration: one table of keys, three sources (flag, environment, file), every mistake reported at once.
+//!
+//! Precedence: flag, then environment variable, then file, then default. The command line builds its
+//! flags from [`KEYS`], so that a key added here appears everywhere.
+
+mod source;
+mod value;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use source::{ConfigErrors, Mistake, Sources, default_data_dir};
+pub use value::{Accel, LogFormat};
+
+/// One configuration key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its name: the flag without the dashes, and the name in the file with `_` for `-`.
+    pub name: &'static str,
+    /// The environment variable.
+    pub env: &'static str,
+    /// What a value looks like, for help texts.
+    pub placeholder: &'static str,
+    /// The default, as it would be written; empty: worked out when needed, see `help`.
+    pub default: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+}
+
+macro_rules! keys {
+    ($($name:literal, $env:literal, $placeholder:literal, $default:literal, $help:literal;)*) => {
+        /// Every key there is.
+        pub const KEYS: &[Key] =
+            &[$(Key { name: $name, env: $env, placeholder: $placeholder, default: $default, help: $help },)*];
+    };
+}
+
+keys! {
+    "config", "MAINBRELLA_CONFIG", "FILE", "", "Configuration file (TOML). Default: mainbrella.toml in the data directory, if there is one.";
+    "data-dir", "MAINBRELLA_DATA_DIR", "DIR", "", "Where everything is kept. Default: /var/lib/mainbrella as root, else mainbrella in the XDG data folder.";
+    "listen", "MAINBRELLA_LISTEN", "ADDR:PORT", "127.0.0.1:8787", "Address to serve on. Other machines need a TLS proxy in front of it.";
+    "allowed-hosts", "MAINBRELLA_ALLOWED_HOSTS", "NAME,…", "", "Further host names under which requests may come in. On a loopback address only loopback names are accepted by default; elsewhere any name is.";
+    "database", "MAINBRELLA_DATABASE", "URL", "", "postgres://…, or sqlite:FILE. Default: mainbrella.sqlite in the data directory.";
+    "host-name", "MAINBRELLA_HOST_NAME", "NAME", "local", "Name of this host in machine records; must differ between hosts that share a database.";
+    "accel", "MAINBRELLA_ACCEL", "auto|kvm|tcg", "auto", "What executes guest instructions. auto: KVM where a trial boot with it has succeeded.";
+    "pool-size", "MAINBRELLA_POOL_SIZE", "N", "2", "Waiting VMM processes that make creates faster; 0 for none.";
+    "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
+    "max-machines-per-project", "MAINBRELLA_MAX_MACHINES_PER_PROJECT", "N", "500", "Most living machines of one project.";
+    "max-creating", "MAINBRELLA_MAX_CREATING", "N", "64", "Most machines being made at once; further creates are refused as overloaded.";
+    "idle-timeout-seconds", "MAINBRELLA_IDLE_TIMEOUT_SECONDS", "N", "0", "Idle timeout of machines whose create names none and is not persistent; 0 for none.";
+    "rate-per-second", "MAINBRELLA_RATE_PER_SECOND", "N", "10000", "Requests a second of one key.";
+    "rate-burst", "MAINBRELLA_RATE_BURST", "N", "10000", "Requests one key may send at once before its rate counts.";
+    "auth-failures-per-minute", "MAINBRELLA_AUTH_FAILURES_PER_MINUTE", "N", "120", "Failed authentications a minute from one address before they are answered as rate_limited.";
+    "max-connections", "MAINBRELLA_MAX_CONNECTIONS", "N", "4096", "Most open connections.";
+    "max-requests", "MAINBRELLA_MAX_REQUESTS", "N", "4096", "Most requests in progress; further ones are refused as overloaded.";
+    "shutdown-seconds", "MAINBRELLA_SHUTDOWN_SECONDS", "N", "20", "How long requests in progress may take to finish when the service is asked to end.";
+    "log-format", "MAINBRELLA_LOG_FORMAT", "text|json", "text", "Form of the log on standard error.";
+    "log", "MAINBRELLA_LOG", "FILTER", "info", "What is logged, e.g. `info` or `info,mainbrella_engine=debug`.";
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Where everything is kept.
+    pub data_dir: PathBuf,
+    /// Address to serve on.
+    pub listen: SocketAddr,
+    /// Further accepted host names, lower case.
+    pub allowed_hosts: Vec<String>,
+    /// Database URL; `None`: the embedded one in the data directory. May hold a password: see its `Debug`.
+    pub database: Option<DatabaseUrl>,
+    /// Name of this host in machine records.
+    pub host_name: String,
+    /// What executes guest instructions.
+    pub accel: Accel,
+    /// Waiting VMM processes.
+    pub pool_size: u32,
+    /// Most living machines on this host.
+    pub max_machines: u32,
+    /// Most living machines of one project.
+    pub max_machines_per_project: u32,
+    /// Most machines being made at once.
+    pub max_creating: u32,
+    /// Idle timeout of a create that names none; `None`: no idle timeout.
+    pub idle_timeout: Option<Duration>,
+    /// Requests a second of one key, at least 1.
+    pub rate_per_second: u32,
+    /// Burst of one key, at least 1.
+    pub rate_burst: u32,
+    /// Failed authentications a minute of one address, at least 1.
+    pub auth_failures_per_minute: u32,
+    /// Most open connections.
+    pub max_connections: u32,
+    /// Most requests in progress.
+    pub max_requests: u32,
+    /// How long requests may take to finish at the end.
+    pub shutdown_grace: Duration,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// What is logged.
+    pub log_filter: String,
+}
+
+/// A database URL. Its password does not show in `Debug` output.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DatabaseUrl(pub String);
+
+impl std::fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.split(':').next().unwrap_or_default())?;
+        f.write_str(":…")
+    }
+}
+
+impl ServerConfig {
+    /// Reads flags, the environment and the file.
+    ///
+    /// # Errors
+    /// Every mistake, each with the place it was made in.
+    pub fn load(flags: impl IntoIterator<Item = (String, String)>) -> Result<Self, ConfigErrors> {
+        Self::from_sources(&Sources::from_environment(flags)?)
+    }
+
+    /// What `sources` say.
+    ///
+    /// # Errors
+    /// Every mistake, each with the place it was made in.
+    pub fn from_sources(sources: &Sources) -> Result<Self, ConfigErrors> {
+        let mut mistakes = sources.strangers();
+        let mut read = source::Reader { sources, mistakes: &mut mistakes };
+        let config = Self {
+            data_dir: sources.data_dir().unwrap_or_default(),
+            listen: read.parsed("listen", "an address and a port such as 127.0.0.1:8787"),
+            allowed_hosts: read.with("allowed-hosts", value::host_names),
+            database: read.with("database", value::database),
+            host_name: read.with("host-name", value::host_name),
+            accel: read.with("accel", value::accel),
+            pool_size: read.number("pool-size", 0, 64),
+            max_machines: read.number("max-machines", 1, 16_384),
+            max_machines_per_project: read.number("max-machines-per-project", 1, 16_384),
+            max_creating: read.number("max-creating", 1, 1024),
+            idle_timeout: read.with("idle-timeout-seconds", value::idle_timeout),
+            rate_per_second: read.number("rate-per-second", 1, 1_000_000),
+            rate_burst: read.number("rate-burst", 1, 1_000_000),
+            auth_failures_per_minute: read.number("auth-failures-per-minute", 1, 1_000_000),
+            max_connections: read.number("max-connections", 1, 65_536),
+            max_requests: read.number("max-requests", 1, 65_536),
+            shutdown_grace: Duration::from_secs(read.number("shutdown-seconds", 0, 600).into()),
+            log_format: read.with("log-format", value::log_format),
+            log_filter: read.with("log", value::log_filter),
+        };
+        if config.data_dir.as_os_str().is_empty() {
+            mistakes.push(Mistake::new(
+                "data-dir",
+                "default",
+                "no data directory is given and the home folder is not known",
+            ));
+        }
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigErrors(mistakes)) }
+    }
+}
+
+/// A configuration with every default and this data directory, for tests and tools.
+///
+/// # Panics
+/// Never: a test holds every default to its own rules.
+#[must_use]
+pub fn defaults(data_dir: impl Into<PathBuf>) -> ServerConfig {
+    let sources = Sources::new([("data-dir".to_owned(), data_dir.into().to_string_lossy().into_owned())]);
+    match ServerConfig::from_sources(&sources) {
+        Ok(config) => config,
+        Err(e) => unreachable!("a default breaks its own rule: {e}"),
+    }
+}

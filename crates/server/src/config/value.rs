@@ -1,0 +1,95 @@
+//! What each value may look like.
+
+use std::time::Duration;
+
+use mainbrella_types::machine::check_idle;
+
+use super::DatabaseUrl;
+
+/// What executes guest instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Accel {
+    /// KVM where a trial boot has succeeded, else emulation.
+    #[default]
+    Auto,
+    /// KVM or nothing.
+    Kvm,
+    /// Emulation.
+    Tcg,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+type Parsed<T> = Result<T, String>;
+
+pub(super) fn accel(s: &str) -> Parsed<Accel> {
+    match s {
+        "auto" => Ok(Accel::Auto),
+        "kvm" => Ok(Accel::Kvm),
+        "tcg" => Ok(Accel::Tcg),
+        _ => Err("must be auto, kvm or tcg".into()),
+    }
+}
+
+pub(super) fn log_format(s: &str) -> Parsed<LogFormat> {
+    match s {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("must be text or json".into()),
+    }
+}
+
+pub(super) fn log_filter(s: &str) -> Parsed<String> {
+    tracing_subscriber::EnvFilter::try_new(s)
+        .map(|_| s.to_owned())
+        .map_err(|_| "must be a level, or a list such as info,mainbrella_engine=debug".into())
+}
+
+pub(super) fn idle_timeout(s: &str) -> Parsed<Option<Duration>> {
+    let seconds: u64 = s.parse().map_err(|_| "must be a whole number of seconds".to_owned())?;
+    if seconds == 0 {
+        return Ok(None);
+    }
+    check_idle(seconds.saturating_mul(1000)).map_err(|e| format!("must be 0 or {}", e.expected))?;
+    Ok(Some(Duration::from_secs(seconds)))
+}
+
+pub(super) fn database(s: &str) -> Parsed<Option<DatabaseUrl>> {
+    if s.is_empty() {
+        return Ok(None);
+    }
+    let known = ["postgres://", "postgresql://", "sqlite:"];
+    if known.iter().any(|k| s.len() > k.len() && s.starts_with(k)) {
+        Ok(Some(DatabaseUrl(s.to_owned())))
+    } else {
+        Err("must be postgres://… or sqlite:FILE".into())
+    }
+}
+
+pub(super) fn host_name(s: &str) -> Parsed<String> {
+    let ok = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    if (1..=63).contains(&s.len()) && s.bytes().all(ok) {
+        Ok(s.to_owned())
+    } else {
+        Err("must be 1 to 63 of a-z, 0-9, '-' and '.'".into())
+    }
+}
+
+pub(super) fn host_names(s: &str) -> Parsed<Vec<String>> {
+    let names: Vec<String> =
+        s.split(',').map(str::trim).filter(|n| !n.is_empty()).map(str::to_ascii_lowercase).collect();
+    let ok = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'[' | b']');
+    match names.iter().find(|n| n.len() > 253 || !n.bytes().all(ok)) {
+        Some(bad) => Err(format!("{bad:?} is not a host name")),
+        None if names.len() > 64 => Err("must be at most 64 names".into()),
+        None => Ok(names),
+    }
+}

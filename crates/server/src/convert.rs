@@ -1,0 +1,96 @@
+//! From the vocabulary to the wire.
+
+use mainbrella_api::capabilities::Jail;
+use mainbrella_api::{Machine, MachineCapabilities, MachineLimits, Reason, Template};
+use mainbrella_engine::driver::TemplateInfo;
+use mainbrella_types::{DriverReport, JailReport, MachineRecord, SizeClass};
+
+use crate::error::sentence;
+
+/// What the driver gives every machine, worked out once.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits {
+    isolation: &'static str,
+    memory_snapshot: bool,
+    fork: bool,
+}
+
+impl Traits {
+    /// From a driver's report.
+    #[must_use]
+    pub fn of(report: &DriverReport) -> Self {
+        Self {
+            isolation: report.isolation.as_str(),
+            memory_snapshot: report.memory_snapshot && verbs::SNAPSHOTS,
+            fork: report.fork && verbs::FORK,
+        }
+    }
+}
+
+/// Which powers this version of the API has verbs for. A driver's power without a verb is not offered.
+pub(crate) mod verbs {
+    pub(crate) const SNAPSHOTS: bool = false;
+    pub(crate) const PAUSE_RESUME: bool = false;
+    pub(crate) const FORK: bool = false;
+    pub(crate) const PREVIEWS: bool = false;
+}
+
+/// A machine as callers see it.
+pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
+    let size = record.spec.size.spec();
+    Machine {
+        id: record.generation.id.as_str().to_owned(),
+        created_at: record.generation.created_at.to_string(),
+        state: record.state.into(),
+        catalog_id: record.spec.template.as_str().to_owned(),
+        size: record.spec.size.as_str().to_owned(),
+        internet: record.spec.internet,
+        metadata: record.spec.metadata.clone(),
+        isolation: traits.isolation.to_owned(),
+        limits: MachineLimits { memory_mib: size.memory_mib, vcpus: size.vcpus, disk_mib: size.disk_mib },
+        hard_deadline_ms: record.lease.hard_deadline.0,
+        idle_timeout_seconds: record.lease.idle_timeout_ms.map(|ms| ms / 1000),
+        idle_deadline_ms: record.lease.idle_deadline().map(|m| m.0),
+        started_at_ms: record.running_at.map(|m| m.0),
+        ended_at_ms: record.ended_at.map(|m| m.0),
+        reason: record
+            .ending
+            .as_ref()
+            .map(|e| Reason { code: e.kind.as_str().to_owned(), message: sentence(e.message.clone()) }),
+        capabilities: MachineCapabilities {
+            commands: true,
+            files: true,
+            internet: record.spec.internet,
+            previews: verbs::PREVIEWS,
+            memory_snapshot: traits.memory_snapshot,
+            pause_resume: traits.memory_snapshot && verbs::PAUSE_RESUME,
+            fork: traits.fork,
+        },
+    }
+}
+
+/// A template as callers see it.
+pub(crate) fn template(info: TemplateInfo) -> Template {
+    Template {
+        name: info.name.as_str().to_owned(),
+        digest: info.digest,
+        image_bytes: info.image_bytes,
+        frozen_sizes: info.frozen.into_iter().map(|s: SizeClass| s.as_str().to_owned()).collect(),
+    }
+}
+
+/// The walls of the jail.
+pub(crate) fn jail(report: &JailReport) -> Jail {
+    Jail {
+        own_uid: report.own_uid,
+        no_new_privs: report.no_new_privs,
+        seccomp: report.seccomp,
+        mount_namespace: report.mount_namespace,
+        pid_namespace: report.pid_namespace,
+        network_namespace: report.network_namespace,
+        landlock: report.landlock,
+        memory_limit: report.memory_limit,
+        cpu_limit: report.cpu_limit,
+        pids_limit: report.pids_limit,
+    }
+}

@@ -1,0 +1,55 @@
+//! What is put right from time to time, without anybody asking.
+
+use std::time::Duration;
+
+use mainbrella_engine::{EngineError, RecoveryReport};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::chain;
+use crate::state::AppState;
+
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Calls of the store's sweep in one round; each is bounded itself.
+const SWEEPS_MAX: usize = 100;
+
+/// After a start: takes over the machines of this host.
+///
+/// # Errors
+/// When records or host cannot be read; nothing was removed then.
+pub async fn recover(state: &AppState) -> Result<RecoveryReport, EngineError> {
+    let report = state.engine.recover().await?;
+    match state.store.living(&state.config.host_name).await {
+        Ok(living) => living.iter().for_each(|record| drop(state.directory.handle_of(record))),
+        // Looks then go to the store first; nothing is lost.
+        Err(e) => tracing::warn!(error = chain(&e), "the living machines could not be read again"),
+    }
+    Ok(report)
+}
+
+/// Removes what has expired, now and every minute, until `stop`.
+pub async fn run(state: AppState, stop: CancellationToken) {
+    let mut timer = tokio::time::interval(INTERVAL);
+    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = timer.tick() => round(&state).await,
+        }
+    }
+}
+
+async fn round(state: &AppState) {
+    state.auth.tidy();
+    state.directory.tidy();
+    for _ in 0..SWEEPS_MAX {
+        match state.store.sweep(state.now()).await {
+            Ok(swept) if swept.more => tokio::task::yield_now().await,
+            Ok(_) => return,
+            Err(e) => {
+                tracing::warn!(error = chain(&e), "expired records could not be removed; trying again in a minute");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use mainbrella_api::{CreateMachine, Machine};
+use mainbrella_engine::EngineError;
+use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
+use mainbrella_types::{
+    ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, limits,
+};
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::auth::Permit;
+use crate::convert;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JsonBody, Query, json};
+use crate::state::AppState;
+
+/// How long a repeated create waits for the first one.
+const REPLAY_WAIT: Duration = Duration::from_secs(300);
+/// How often the store is asked about a creation that this process does not carry out.
+const REPLAY_STEP: Duration = Duration::from_millis(200);
+
+/// Create a machine
+///
+/// With an Idempotency-Key, repeating the call with the same body within 24 hours returns the same machine; with another body it
+/// answers `idempotency_conflict`. The creation goes on when the caller goes away, and a failed one stays inspectable.
+#[utoipa::path(post, path = "/v1/machines", tag = "machines", operation_id = "createMachine",
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 printable ASCII characters.")),
+    request_body = CreateMachine,
+    responses(
+        (status = 201, description = "Made by this call, and running.", body = Machine),
+        (status = 200, description = "Made by an earlier call with this Idempotency-Key; the machine as it is now.", body = Machine,
+            headers(("Idempotency-Replayed" = String, description = "`true`")))))]
+pub(crate) async fn create(
+    State(state): State<AppState>,
+    permit: Permit,
+    query: Query,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<CreateMachine>,
+) -> ApiResult<Response> {
+    query.finish()?;
+    let idempotency = idempotency(&headers, &body)?;
+    let (slot, spec) = spec(&state, body)?;
+    // On a task of its own: a caller who goes away after the intent is durable must not leave it without an actor.
+    let work = bring_to_life(state.clone(), permit, slot, spec, idempotency).in_current_span();
+    let made =
+        tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("a creation ended abnormally: {e}")))??;
+    let (status, record) = match &made {
+        Made::New(record) => (StatusCode::CREATED, record),
+        Made::Before(record) => (StatusCode::OK, record),
+    };
+    let mut response = json(status, &convert::machine(record, &state.traits))?;
+    if matches!(made, Made::Before(_)) {
+        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+enum Made {
+    New(MachineRecord),
+    Before(MachineRecord),
+}
+
+async fn bring_to_life(
+    state: AppState,
+    permit: Permit,
+    slot: Option<MachineId>,
+    spec: MachineSpec,
+    idempotency: Option<Idempotency>,
+) -> ApiResult<Made> {
+    // A repeated create finds its machine even when a new one would be turned down.
+    if let Some(id) = &idempotency
+        && let Some(before) = state.store.find_create(&permit.project, id, state.now()).await?
+    {
+        return settle(&state, before).await;
+    }
+    let _place = state
+        .creations
+        .try_acquire()
+        .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
+    has_room(&state, &permit)?;
+    let known = state.engine.templates().await?;
+    if !known.iter().any(|t| t.name == spec.template) {
+        return Err(ApiError::new(ErrorCode::TemplateNotFound, format!("There is no template {}.", spec.template)));
+    }
+    let new = NewMachine {
+        key: GenerationKey::new(uuid::Uuid::now_v7()),
+        project: permit.project.clone(),
+        slot,
+        host: state.config.host_name.clone(),
+        spec,
+        now: state.now(),
+    };
+    let begun = state.store.begin_create(new, idempotency).await?;
+    settle(&state, begun).await
+}
+
+/// Carries out what the store said.
+async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
+    match begun {
+        BeginCreate::Fresh(record) => {
+            let identity = record.generation.clone();
+            let creation = state.engine.create(record.clone());
+            let watched = async {
+                let made = creation.await;
+                made.map_err(|e| named(e, &identity.to_string()))
+            };
+            let handle = watched.await?;
+            state.directory.handle_of(&record);
+            Ok(Made::New(handle.record()))
+        }
+        BeginCreate::Replay(record) => {
+            let record = finished(state, record).await?;
+            let never_ran = record.running_at.is_none() && record.state == MachineState::Failed;
+            match &record.ending {
+                Some(ending) if never_ran => {
+                    let code = if ending.kind == FailureKind::HostFull {
+                        ErrorCode::HostFull
+                    } else {
+                        ErrorCode::CreateFailed
+                    };
+                    Err(named(EngineError::new(code, ending.message.clone()), &record.generation.to_string()))
+                }
+                _ => Ok(Made::Before(record)),
+            }
+        }
+        BeginCreate::KeyConflict => Err(ApiError::new(
+            ErrorCode::IdempotencyConflict,
+            "This Idempotency-Key was used for a request with another body.",
+        )),
+        BeginCreate::SlotInUse(holder) => Err(ApiError::new(
+            ErrorCode::SlotInUse,
+            format!("Slot {} is held by the living machine created at {}.", holder.id, holder.created_at),
+        )),
+    }
+}
+
+/// Adds which machine failed, so that it can be inspected.
+fn named(e: EngineError, identity: &str) -> ApiError {
+    let mut error = ApiError::from(e);
+    error.message = format!("{} (machine {identity})", error.message.trim_end_matches('.')).into();
+    error
+}
+
+/// Waits until a creation that was begun before is over.
+async fn finished(state: &AppState, mut record: MachineRecord) -> ApiResult<MachineRecord> {
+    let deadline = Instant::now() + REPLAY_WAIT;
+    while record.state == MachineState::Creating {
+        if let Some(handle) = state.directory.handle_of(&record) {
+            let mut watch = handle.watch();
+            let settled = watch.wait_for(|r| r.state != MachineState::Creating);
+            if let Ok(Ok(settled)) = tokio::time::timeout_at(deadline, settled).await {
+                return Ok(settled.clone());
+            }
+        } else {
+            tokio::time::sleep(REPLAY_STEP).await;
+        }
+        if Instant::now() >= deadline {
+            return Err(ApiError::new(
+                ErrorCode::InProgress,
+                format!("Machine {} is still being made.", record.generation),
+            ));
+        }
+        record = reread(&state.store, &record).await?;
+    }
+    // As its actor knows it now; the record of the store may lag in what is noted lazily.
+    Ok(state.directory.handle_of(&record).map_or(record, |handle| handle.record()))
+}
+
+async fn reread(store: &Store, record: &MachineRecord) -> ApiResult<MachineRecord> {
+    let now = store.machine_by_key(&record.key).await?;
+    now.ok_or_else(|| {
+        ApiError::new(ErrorCode::NotFound, format!("Machine {} is not remembered any more.", record.generation))
+    })
+}
+
+fn has_room(state: &AppState, permit: &Permit) -> ApiResult<()> {
+    state.engine.has_room()?;
+    let max = state.config.max_machines_per_project as usize;
+    if state.directory.count(&permit.project) >= max {
+        return Err(ApiError::new(ErrorCode::Overloaded, format!("This project already has {max} machines."))
+            .hint("Stop machines that are not needed, or raise `max-machines-per-project` of the service."));
+    }
+    Ok(())
+}
+
+fn idempotency(headers: &HeaderMap, body: &CreateMachine) -> ApiResult<Option<Idempotency>> {
+    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let bad = || ApiError::invalid("Idempotency-Key must be 1 to 255 printable ASCII characters, once.");
+    let key = value.to_str().map_err(|_| bad())?;
+    let printable = key.bytes().all(|b| (b' '..=b'~').contains(&b));
+    if values.next().is_some() || key.is_empty() || key.len() > limits::IDEMPOTENCY_KEY_MAX || !printable {
+        return Err(bad());
+    }
+    // What was understood, not how it was spelled: order and spaces do not matter.
+    let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
+    let body_hash = Sha256::new().chain_update(b"create machine v1\n").chain_update(canonical).finalize().into();
+    Ok(Some(Idempotency { key: key.to_owned(), body_hash }))
+}
+
+fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, MachineSpec)> {
+    let slot = body
+        .slot
+        .map(|s| s.parse::<MachineId>())
+        .transpose()
+        .map_err(|e| ApiError::invalid(format!("slot must be {}.", e.expected)))?;
+    let report = state.engine.report();
+    let internet = body.internet.unwrap_or(report.internet);
+    if internet && !report.internet {
+        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot give machines a way to the internet.")
+            .hint("Create with `internet` false, or leave it out."));
+    }
+    if !internet && !report.internet_off {
+        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot keep machines off the internet."));
+    }
+    let default_idle = if body.persistent { None } else { state.config.idle_timeout };
+    let idle_ms = match body.idle_timeout_seconds {
+        Some(seconds) => Some(seconds.saturating_mul(1000)),
+        None => default_idle.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+    };
+    let spec = MachineSpec {
+        template: body.catalog_id.parse()?,
+        size: body.size.parse()?,
+        internet,
+        ttl_ms: body.ttl_seconds.unwrap_or(limits::TTL_DEFAULT_SECONDS).saturating_mul(1000),
+        idle_timeout_ms: idle_ms,
+        metadata: body.metadata,
+        env: body.env,
+    };
+    spec.validate()?;
+    if spec.metadata.iter().any(|(k, v)| k.contains('\0') || v.contains('\0')) {
+        return Err(ApiError::invalid("metadata must be without NUL."));
+    }
+    Ok((slot, spec))
+}

@@ -1,0 +1,57 @@
+//! One file a verb. Each takes a permit, checks what came in, and hands over to engine or store.
+
+mod capabilities;
+mod create;
+mod extend;
+mod get;
+mod healthz;
+mod keys;
+mod list;
+mod read_file;
+mod run;
+mod stop;
+mod templates;
+mod write_file;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::ApiError;
+use crate::state::AppState;
+use crate::{layers, openapi};
+
+/// The verbs and their description.
+pub(crate) fn described() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(openapi::skeleton())
+        .routes(routes!(healthz::healthz))
+        .routes(routes!(capabilities::capabilities))
+        .routes(routes!(templates::templates))
+        .routes(routes!(create::create, list::list))
+        .routes(routes!(get::get))
+        .routes(routes!(extend::extend))
+        .routes(routes!(stop::stop))
+        .routes(routes!(run::run))
+        .routes(routes!(read_file::read_file, write_file::write_file))
+        .routes(routes!(keys::create, keys::list))
+        .routes(routes!(keys::revoke))
+}
+
+/// The whole HTTP application.
+pub fn router(state: AppState) -> Router {
+    let (router, _) = described().split_for_parts();
+    router
+        .route("/v1/openapi.json", get(openapi::serve))
+        .fallback(nowhere)
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(state.clone(), layers::outermost))
+        .with_state(state)
+}
+
+async fn nowhere() -> ApiError {
+    ApiError::new(mainbrella_types::ErrorCode::NotFound, "There is no such path.")
+        .hint("The paths are listed in `/v1/openapi.json`.")
+}
