@@ -1,10 +1,10 @@
 //! How a failed system call in the guest travels to the host: an error code for dispatch, and the number
 //! and stage for a caller who must tell "disk full" from "no such file".
+//!
+//! They travel at the head of the message, `[STAGE ERRNO] text`: a call that is refused before its stream
+//! begins keeps its message but loses its trailers.
 
 use connectrpc::{ConnectError, ErrorCode};
-
-const ERRNO_KEY: &str = "mainbrella-errno";
-const STAGE_KEY: &str = "mainbrella-stage";
 
 /// What the guest says went wrong. Nothing in it is trusted: a guest may say anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,16 +24,16 @@ pub struct GuestError {
 impl GuestError {
     /// Reads what a call ended with.
     pub fn from_connect(error: &ConnectError) -> Self {
-        let text = |key: &str| {
-            let value = error.trailers().get(key).or_else(|| error.response_headers().get(key));
-            value.and_then(|value| value.to_str().ok()).map(str::to_owned)
-        };
-        let stage = text(STAGE_KEY)
-            .filter(|stage| stage.len() <= 32 && stage.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'))
-            .unwrap_or_default();
-        let errno = text(ERRNO_KEY).and_then(|errno| errno.parse().ok()).filter(|n| (0..4096).contains(n)).unwrap_or(0);
         let message = error.message.as_deref().unwrap_or_default();
-        Self { errno, stage, code: error.code, message: message.chars().take(512).collect() }
+        let head = message.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+        let parsed = head.and_then(|(head, text)| {
+            let (stage, errno) = head.split_once(' ')?;
+            let errno: i32 = errno.parse().ok()?;
+            let well_formed = !stage.is_empty() && stage.len() <= 32 && stage.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
+            (well_formed && (0..4096).contains(&errno)).then(|| (stage.to_owned(), errno, text))
+        });
+        let (stage, errno, text) = parsed.unwrap_or((String::new(), 0, message));
+        Self { errno, stage, code: error.code, message: text.chars().take(512).collect() }
     }
 
     /// Whether the connection rather than the request failed: the call may be tried on a new one.
@@ -44,13 +44,7 @@ impl GuestError {
 
 /// The guest's side: an error for a system call that failed with `errno` at `stage`.
 pub fn fault(stage: &'static str, errno: i32, message: impl Into<String>) -> ConnectError {
-    let mut error = ConnectError::new(code_of(errno), message);
-    let trailers = error.trailers_mut();
-    trailers.insert(STAGE_KEY, http::HeaderValue::from_static(stage));
-    if errno != 0 {
-        trailers.insert(ERRNO_KEY, http::HeaderValue::from(errno));
-    }
-    error
+    ConnectError::new(code_of(errno), format!("[{stage} {errno}] {}", message.into()))
 }
 
 /// Linux error numbers that have a meaning of their own to a caller.
@@ -71,5 +65,26 @@ fn code_of(errno: i32) -> ErrorCode {
         // Checked by the agent itself, without a system call.
         0 => ErrorCode::InvalidArgument,
         _ => ErrorCode::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_arrives_as_it_was_sent() {
+        let got = GuestError::from_connect(&fault("open", 2, "no [such] file"));
+        let want = GuestError { errno: 2, stage: "open".into(), code: ErrorCode::NotFound, message: "no [such] file".into() };
+        assert_eq!(got, want);
+        assert_eq!(GuestError::from_connect(&fault("kind", 0, "")).stage, "kind");
+    }
+
+    #[test]
+    fn what_is_not_of_our_form_is_only_text() {
+        for text in ["", "[", "[open]", "[open 2]", "[OPEN 2] x", "[open -1] x", "[open 99999] x", "[a/b 2] x", "plain"] {
+            let got = GuestError::from_connect(&ConnectError::new(ErrorCode::Internal, text));
+            assert_eq!((got.errno, got.stage.as_str(), got.message.as_str()), (0, "", text));
+        }
     }
 }
