@@ -54,6 +54,13 @@ pub(crate) struct World {
     pub(crate) config: EngineConfig,
 }
 
+/// The first thing an actor does.
+enum Begin {
+    Make,
+    Run(Arc<dyn Instance>),
+    End(Failure),
+}
+
 struct Actor {
     world: World,
     shared: Arc<Shared>,
@@ -77,25 +84,30 @@ pub(crate) fn spawn(world: World, record: MachineRecord, origin: Origin) -> (Mac
     let (published, watched) = watch::channel(record.clone());
     let gate = Gate::new(Arc::clone(&world.clock), record.lease.last_activity);
     let shared = Arc::new(Shared::new(messages, watched, gate));
+    let origin = match origin {
+        Origin::Intent => Begin::Make,
+        Origin::Ending(failure) => Begin::End(failure),
+        // Open at once: an adopted machine is as usable as it was before the restart.
+        Origin::Adopted(instance) => {
+            let instance: Arc<dyn Instance> = Arc::from(instance);
+            shared.open(Arc::new(Link::new(Arc::clone(&instance), record.key)));
+            Begin::Run(instance)
+        }
+    };
     let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, stop_replies: Vec::new() };
     let task = tokio::spawn(actor.live(origin));
     (MachineHandle { shared }, task)
 }
 
 impl Actor {
-    async fn live(mut self, origin: Origin) {
-        let finish = match origin {
-            Origin::Intent => match self.make().await {
+    async fn live(mut self, begin: Begin) {
+        let finish = match begin {
+            Begin::Make => match self.make().await {
                 Ok(instance) => self.run(instance).await,
                 Err(failure) => self.end(failure).await,
             },
-            Origin::Adopted(instance) => {
-                let instance: Arc<dyn Instance> = Arc::from(instance);
-                let link = Arc::new(Link::new(Arc::clone(&instance), self.record.key));
-                self.open(link);
-                self.run(instance).await
-            }
-            Origin::Ending(failure) => self.end(failure).await,
+            Begin::Run(instance) => self.run(instance).await,
+            Begin::End(failure) => self.end(failure).await,
         };
         self.shared.gate.close();
         if matches!(finish, Finish::Over) {
@@ -140,18 +152,13 @@ impl Actor {
             ..Change::default()
         };
         // Open before `running` is published: whoever waits for that may use the machine at once.
-        self.open(link);
+        self.shared.open(link);
         match self.write(change).await {
             Ok(()) => Ok(instance),
             Err(e) => Err(self.create_failed(
                 EngineError::new(ErrorCode::Internal, "the machine's record could not be written").because(e.to_string()),
             )),
         }
-    }
-
-    fn open(&self, link: Arc<Link>) {
-        let _ = self.shared.link.set(link);
-        self.shared.gate.open();
     }
 
     fn create_failed(&self, e: EngineError) -> Failure {

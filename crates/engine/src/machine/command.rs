@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use mainbrella_guest_protocol::pb::__buffa::view::oneof::job_event::Event;
-use mainbrella_guest_protocol::{GuestError, pb};
+use mainbrella_guest_protocol::{GuestClient, GuestError, pb};
 use mainbrella_types::ErrorCode;
 
 use crate::error::EngineError;
@@ -15,6 +15,8 @@ use crate::machine::link::{Link, silent};
 const REPORT_GRACE: Duration = Duration::from_secs(15);
 /// How often a followed command may lose its link before it is given up.
 const LINK_LOSSES_MAX: u32 = 5;
+/// How long after a broken stream the end of its connection may be noticed.
+const LINK_LOSS_NOTICE: Duration = Duration::from_secs(1);
 
 /// A command to run.
 #[derive(Clone, Debug, Default)]
@@ -147,7 +149,7 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
         forget_when_followed: true,
         ..Default::default()
     };
-    let client = link.client().await?;
+    let mut client = link.client().await?;
     let mut stream = client.streams().run_job(start).await.map_err(|e| guest_failed(&GuestError::from_connect(&e)))?;
     let mut seen = 0u64;
     let mut losses = 0;
@@ -158,10 +160,10 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
             Err(e) => {
                 let fault = GuestError::from_connect(&e);
                 losses += 1;
-                if !fault.is_link_failure() || losses > LINK_LOSSES_MAX {
+                if losses > LINK_LOSSES_MAX || !link_lost(&client, &fault).await {
                     return Err(guest_failed(&fault));
                 }
-                let client = link.client().await?;
+                client = link.client().await?;
                 let resume = pb::FollowJobRequest { job_id: job_id.clone(), after_sequence: seen, ..Default::default() };
                 stream = client.streams().follow_job(resume).await.map_err(|e| guest_failed(&GuestError::from_connect(&e)))?;
                 continue;
@@ -207,6 +209,12 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
         };
         step.map_err(silent)?;
     }
+}
+
+/// Whether a stream ended because its connection did. The stream may learn of it first.
+async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool {
+    let unexplained = fault.errno == 0 && fault.stage.is_empty();
+    unexplained && tokio::time::timeout(LINK_LOSS_NOTICE, client.closed()).await.is_ok()
 }
 
 fn not_started(errno: i32, stage: &str) -> EngineError {

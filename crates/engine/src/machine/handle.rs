@@ -74,6 +74,12 @@ impl Shared {
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
         }
     }
+
+    /// Lets callers in.
+    pub(crate) fn open(&self, link: Arc<Link>) {
+        let _ = self.link.set(link);
+        self.gate.open();
+    }
 }
 
 /// Says that a machine is not running, and why.

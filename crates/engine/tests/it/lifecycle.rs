@@ -129,7 +129,9 @@ async fn the_hard_lease_ends_a_machine_however_busy_and_an_extension_moves_it() 
     let same = machine.extend(Some(10_000), None).await.expect("extended");
     assert_eq!(same.lease.hard_deadline, later, "an extension never shortens");
     let user = machine.clone();
-    let command = tokio::spawn(async move { user.run(order("hang")).await });
+    let mut long = order("hang");
+    long.timeout_ms = 600_000;
+    let command = tokio::spawn(async move { user.run(long).await });
     tokio::time::sleep(Duration::from_secs(58)).await;
     assert_eq!(machine.record().state, MachineState::Running);
     let mut watch = machine.watch();

@@ -97,7 +97,8 @@ async fn files_of_any_name_round_trip_byte_for_byte() {
         assert_eq!(content(&machine, name, 100, Some(10)).await, data[100..110]);
         assert_eq!(content(&machine, name, 0, Some(0)).await, b"");
     }
-    assert_eq!(machine.read_file(b"/none", 0, None).await.err().expect("none").code(), ErrorCode::FileNotFound);
+    let e = machine.read_file(b"/none", 0, None).await.err().expect("none");
+    assert_eq!(e.code(), ErrorCode::FileNotFound, "{e:?}");
 }
 
 #[tokio::test]
