@@ -1,4 +1,4 @@
-//! Makes guest images by hand: `image DATA kernel|initramfs AGENT`.
+//! Makes guest images by hand: `image DATA kernel | initramfs AGENT | template NAME [force] | list | remove NAME | sweep`.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -39,7 +39,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let kernel = store.kernel(&progress)?;
             println!("{:#?}", store.initramfs(&kernel, Path::new(agent))?);
         }
-        _ => return Err("image DATA kernel | image DATA initramfs AGENT".into()),
+        [data, "template", name] | [data, "template", name, "force"] => {
+            let image = ImageStore::open(Path::new(data))?.build_template(name, args.len() == 4, &progress);
+            let image = image.inspect_err(|e| println!("{}", e.detail().unwrap_or_default()))?;
+            println!("{} {} {} bytes, {} packages", image.name, image.digest, image.bytes, image.packages.len());
+        }
+        [data, "list"] => {
+            for image in ImageStore::open(Path::new(data))?.templates() {
+                println!("{} {} {} bytes", image.name, image.digest, image.bytes);
+            }
+        }
+        [data, "remove", name] => {
+            println!("{}", ImageStore::open(Path::new(data))?.remove_template(&name.parse()?, &progress)?);
+        }
+        [data, "sweep"] => ImageStore::open(Path::new(data))?.sweep()?,
+        _ => return Err("see the first lines of this example for its arguments".into()),
     }
     Ok(())
 }

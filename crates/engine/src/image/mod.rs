@@ -13,6 +13,8 @@ mod kernel;
 mod mirror;
 mod modules;
 mod progress;
+mod recipe;
+mod rootfs;
 mod shelf;
 mod sources;
 mod tool;
@@ -23,9 +25,12 @@ pub use initramfs::Initramfs;
 pub use kernel::GuestKernel;
 pub use mirror::Mirror;
 pub use progress::{Event, Progress, Silent};
+pub use recipe::Recipe;
+pub use rootfs::{Package, TemplateImage};
 
 use std::path::{Path, PathBuf};
 
+use mainbrella_types::TemplateName;
 use shelf::Bench;
 
 const GUEST: &str = "guest";
@@ -96,8 +101,7 @@ impl ImageStore {
         progress: &dyn Progress,
         present: impl Fn(&Path) -> Option<GuestKernel>,
     ) -> Result<GuestKernel, ImageError> {
-        let mut cached = present(&self.data);
-        let mut result = cached.take();
+        let mut result = present(&self.data);
         let was_there = result.is_some();
         if result.is_none() {
             let bench = Bench::take(&self.data, GUEST, progress)?;
@@ -122,5 +126,80 @@ impl ImageStore {
         }
         let bench = Bench::take(&self.data, GUEST, &Silent)?;
         initramfs::build(&bench, &self.data, kernel, &agent)
+    }
+
+    /// The recipes that can be built.
+    ///
+    /// # Errors
+    /// When a recipe breaks a rule.
+    pub fn recipes(&self) -> Result<Vec<Recipe>, ImageError> {
+        recipe::all()
+    }
+
+    /// Makes the root image of template `name` if it is missing, if its recipe has changed, or if `force` is set.
+    /// An older image stays in use until the new one takes its place, whole.
+    ///
+    /// # Errors
+    /// [`ImageError::UnknownRecipe`] for an unknown name; else [`ImageError`] says what to do.
+    pub fn build_template(
+        &self,
+        name: &str,
+        force: bool,
+        progress: &dyn Progress,
+    ) -> Result<TemplateImage, ImageError> {
+        let recipe = recipe::named(name)?;
+        let asked = self.fresh(&recipe);
+        if let Some(image) = asked.clone().filter(|_| !force) {
+            progress.event(Event::Finished { cached: true });
+            return Ok(image);
+        }
+        let bench = Bench::take(&self.data, TEMPLATES, progress)?;
+        // Another build may have made it while this one waited; that counts even when forced.
+        let image = match self.fresh(&recipe).filter(|now| asked.as_ref() != Some(now)) {
+            Some(image) => image,
+            None => rootfs::build(&bench, &self.data, &recipe, &self.mirror(progress)?, progress)?,
+        };
+        progress.event(Event::Finished { cached: false });
+        Ok(image)
+    }
+
+    fn fresh(&self, recipe: &Recipe) -> Option<TemplateImage> {
+        rootfs::present(&self.data, &recipe.name).filter(|image| image.recipe_digest == recipe.digest)
+    }
+
+    /// The image of template `name`.
+    ///
+    /// # Errors
+    /// [`ImageError::NotBuilt`] when there is none, or none that is whole.
+    pub fn template(&self, name: &TemplateName) -> Result<TemplateImage, ImageError> {
+        rootfs::present(&self.data, name).ok_or_else(|| ImageError::NotBuilt(name.to_string()))
+    }
+
+    /// Every image on this host, by name.
+    #[must_use]
+    pub fn templates(&self) -> Vec<TemplateImage> {
+        rootfs::list(&self.data)
+    }
+
+    /// Removes the image of template `name`; `false` when there was none. Whoever has it open keeps it until then.
+    ///
+    /// # Errors
+    /// [`ImageError`] says what to do.
+    pub fn remove_template(&self, name: &TemplateName, progress: &dyn Progress) -> Result<bool, ImageError> {
+        Bench::take(&self.data, TEMPLATES, progress)?.discard(&rootfs::place(&self.data, name))
+    }
+
+    /// Removes what builds that died have left in `tmp`, unless somebody is building. For the start of a service,
+    /// which must leave `tmp/image-*` alone otherwise.
+    ///
+    /// # Errors
+    /// [`ImageError`] says what to do.
+    pub fn sweep(&self) -> Result<(), ImageError> {
+        for shelf in [GUEST, TEMPLATES] {
+            if let Some(bench) = Bench::try_take(&self.data, shelf)? {
+                bench.clear()?;
+            }
+        }
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::error::ImageError;
-use super::progress::{Event, Progress};
+use super::progress::{Event, Progress, Silent};
 
 /// How often a lock that another build holds is tried again.
 const LOCK_TICK: Duration = Duration::from_millis(200);
@@ -67,6 +67,7 @@ impl Bench {
         let prefix = self.prefix();
         let Ok(entries) = fs::read_dir(self.data.join("tmp")) else { return Ok(()) };
         for entry in entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(&prefix)) {
+            super::rootfs::remove_tree(&entry.path(), &Silent)?;
             remove(&entry.path()).map_err(|e| ImageError::io("removing what an unfinished build left", e))?;
         }
         Ok(())
@@ -181,7 +182,6 @@ pub(super) fn now_ms() -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::progress::Silent;
     use super::*;
 
     fn made(bench: &Bench, text: &str) -> (TempDir, PathBuf) {
