@@ -29,7 +29,8 @@ impl GuestError {
         let parsed = head.and_then(|(head, text)| {
             let (stage, errno) = head.split_once(' ')?;
             let errno: i32 = errno.parse().ok()?;
-            let well_formed = !stage.is_empty() && stage.len() <= 32 && stage.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
+            let well_formed =
+                !stage.is_empty() && stage.len() <= 32 && stage.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
             (well_formed && (0..4096).contains(&errno)).then(|| (stage.to_owned(), errno, text))
         });
         let (stage, errno, text) = parsed.unwrap_or((String::new(), 0, message));
@@ -75,14 +76,16 @@ mod tests {
     #[test]
     fn a_fault_arrives_as_it_was_sent() {
         let got = GuestError::from_connect(&fault("open", 2, "no [such] file"));
-        let want = GuestError { errno: 2, stage: "open".into(), code: ErrorCode::NotFound, message: "no [such] file".into() };
+        let want =
+            GuestError { errno: 2, stage: "open".into(), code: ErrorCode::NotFound, message: "no [such] file".into() };
         assert_eq!(got, want);
         assert_eq!(GuestError::from_connect(&fault("kind", 0, "")).stage, "kind");
     }
 
     #[test]
     fn what_is_not_of_our_form_is_only_text() {
-        for text in ["", "[", "[open]", "[open 2]", "[OPEN 2] x", "[open -1] x", "[open 99999] x", "[a/b 2] x", "plain"] {
+        for text in ["", "[", "[open]", "[open 2]", "[OPEN 2] x", "[open -1] x", "[open 99999] x", "[a/b 2] x", "plain"]
+        {
             let got = GuestError::from_connect(&ConnectError::new(ErrorCode::Internal, text));
             assert_eq!((got.errno, got.stage.as_str(), got.message.as_str()), (0, "", text));
         }

@@ -15,8 +15,9 @@ pub const CHUNK_BYTES_MAX: usize = 128 * 1024;
 
 /// HTTP/2 flow-control window of one stream, bytes.
 pub const STREAM_WINDOW: u32 = 256 * 1024;
-/// HTTP/2 flow-control window of the connection, bytes: the most a peer can make us hold unread.
-pub const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// HTTP/2 flow-control window of the connection, bytes: the most a peer can make us hold unread. Eight streams that
+/// nobody reads fill it and then hold up all others: whoever calls must read, or drop, what it asked for.
+pub const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
 /// Largest HTTP/2 frame, bytes (the protocol's own minimum).
 pub const FRAME_BYTES: u32 = 16 * 1024;
 /// Largest header list, bytes: also what an error message must fit in.
@@ -29,9 +30,12 @@ pub const STREAMING_CALLS_MAX: usize = 1088;
 pub const UNARY_CALLS_MAX: usize = 64;
 /// Most HTTP/2 streams at once.
 pub const CONCURRENT_STREAMS: u32 = (STREAMING_CALLS_MAX + UNARY_CALLS_MAX) as u32;
-/// Frames without payload (or with hardly any) a peer may send above what it sends of content: see
-/// [`crate::frames`].
-pub const SMALL_FRAMES_MAX: u32 = 20_000;
+/// DATA frames without a byte that a guest may send in the life of a connection. An honest one sends none.
+pub const EMPTY_FRAMES_MAX: u32 = 1_000;
+/// DATA frames of less than 256 bytes that a guest may have sent and the host not read.
+pub const SMALL_FRAMES_MAX: u32 = 150_000;
+/// Header blocks a guest may send beyond two for each call.
+pub const HEADERS_SLACK: u32 = 64;
 
 /// Stale bytes a host discards while it looks for the guest's answer.
 pub const HOST_DISCARD_MAX: u64 = 8 * 1024 * 1024;

@@ -413,7 +413,7 @@ async fn requests_out_of_bounds_are_refused() {
     relative.cwd = b"tmp".to_vec();
     let empty = pb::StartJobRequest { job_id: "e".into(), ..Default::default() };
     for bad in [long, nul, env, relative, empty, sh("", "true"), sh("a b", "true")] {
-        let mut stream = client.streams().run_job(bad).await.unwrap();
-        assert_eq!(stream.message().await.unwrap_err().code, connectrpc::ErrorCode::InvalidArgument);
+        let error = client.streams().run_job(bad).await.unwrap_err();
+        assert_eq!(error.code, connectrpc::ErrorCode::InvalidArgument);
     }
 }
