@@ -39,7 +39,12 @@ pub(super) struct Apt {
 
 impl Apt {
     /// Fetches and verifies the package lists of `suite` into `dir`, which must exist and be empty.
-    pub(super) fn update(dir: &Path, mirror: &Mirror, suite: &str, progress: &dyn Progress) -> Result<Self, ImageError> {
+    pub(super) fn update(
+        dir: &Path,
+        mirror: &Mirror,
+        suite: &str,
+        progress: &dyn Progress,
+    ) -> Result<Self, ImageError> {
         let apt = Self { dir: dir.to_owned() };
         for sub in ["state/lists/partial", "cache/archives/partial", "empty"] {
             std::fs::create_dir_all(dir.join(sub)).map_err(|e| ImageError::io("making a directory for apt", e))?;
@@ -96,7 +101,11 @@ impl Apt {
         progress: &dyn Progress,
     ) -> Result<PathBuf, ImageError> {
         std::fs::create_dir_all(dir).map_err(|e| ImageError::io("making the download directory", e))?;
-        self.tool("apt-get", DOWNLOAD)?.args(["-qq", "download"]).arg(format!("{package}={version}")).dir(dir).run(progress)?;
+        self.tool("apt-get", DOWNLOAD)?
+            .args(["-qq", "download"])
+            .arg(format!("{package}={version}"))
+            .dir(dir)
+            .run(progress)?;
         let entries = std::fs::read_dir(dir).map_err(|e| ImageError::io("reading the download directory", e))?;
         let mut files = entries.flatten().map(|entry| entry.path());
         files
@@ -131,8 +140,7 @@ fn resolved(shown: &str, prefix: &str) -> Option<(String, String)> {
 
 /// `Date: Sat, 08 Nov 2025 10:20:30 UTC`, as seconds since 1970.
 fn release_date(text: &str) -> Option<i64> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let date = text.lines().find_map(|l| l.strip_prefix("Date:"))?;
     let words: Vec<&str> = date.split_whitespace().collect();
     let [_, day, month, year, time, zone] = words[..] else { return None };
@@ -145,7 +153,8 @@ fn release_date(text: &str) -> Option<i64> {
     let [hour, minute, second] = clock[..] else { return None };
     // Days since 1970 of a date in the Gregorian calendar, years beginning in March.
     let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * y + y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400) + (153 * m + 2) / 5 + day - 1 - 719_468;
+    let days =
+        365 * y + y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400) + (153 * m + 2) / 5 + day - 1 - 719_468;
     Some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 

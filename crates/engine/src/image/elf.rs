@@ -34,7 +34,13 @@ impl<'a> Elf<'a> {
         segments_end.chain([table(32, 54, 56), table(40, 58, 60)]).all(|end| end.is_some_and(|end| end <= self.0.len()))
     }
 
-    fn table(&self, offset: usize, entry: usize, count: usize, least: usize) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    fn table(
+        &self,
+        offset: usize,
+        entry: usize,
+        count: usize,
+        least: usize,
+    ) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let bytes = self.0;
         let at = size(bytes, offset, 8).unwrap_or(0);
         let step = size(bytes, entry, 2).unwrap_or(0);

@@ -29,7 +29,9 @@ pub enum ImageError {
         detail: String,
     },
     /// The mirror answers, but does not have what is needed.
-    #[error("the Debian mirror of this host does not serve what is needed; use a mirror that carries Debian 13 (trixie)")]
+    #[error(
+        "the Debian mirror of this host does not serve what is needed; use a mirror that carries Debian 13 (trixie)"
+    )]
     MirrorLacks {
         /// What the program said.
         detail: String,
@@ -56,7 +58,9 @@ pub enum ImageError {
         detail: String,
     },
     /// A program took too long and was stopped.
-    #[error("`{tool}` was stopped after {seconds} seconds without finishing; check the network and the disk, then try again")]
+    #[error(
+        "`{tool}` was stopped after {seconds} seconds without finishing; check the network and the disk, then try again"
+    )]
     TimedOut {
         /// The program.
         tool: String,
@@ -167,7 +171,8 @@ impl ImageError {
             "is not valid yet",
         ]) {
             Self::Signature { detail }
-        } else if says(&["404  Not Found", "404 Not Found", "does not have a Release file", "Unable to locate package"]) {
+        } else if says(&["404  Not Found", "404 Not Found", "does not have a Release file", "Unable to locate package"])
+        {
             Self::MirrorLacks { detail }
         } else if says(&[
             "Could not resolve",
@@ -218,7 +223,10 @@ mod tests {
     fn what_programs_write_is_told_apart() {
         for (text, want) in [
             ("dpkg: error: cannot copy: No space left on device", "disk"),
-            ("W: GPG error: http://m/debian trixie InRelease: NO_PUBKEY 0E98404D386FA1D9\nE: Failed to fetch", "signature"),
+            (
+                "W: GPG error: http://m/debian trixie InRelease: NO_PUBKEY 0E98404D386FA1D9\nE: Failed to fetch",
+                "signature",
+            ),
             ("E: Release file for http://m is expired (invalid since 3d). Updates will not be applied.", "signature"),
             ("E: The repository 'http://m trixie Release' does not have a Release file.", "lacks"),
             ("E: Failed to fetch http://m/x  404  Not Found [IP: 10.0.0.1 80]", "lacks"),

@@ -56,12 +56,8 @@ struct Manifest {
 
 /// Says which modules are wanted; another list makes another directory.
 fn wanted() -> String {
-    WANTED.iter().map(|(name, required)| if *required { format!("{name}!") } else { (*name).to_owned() }).fold(
-        String::new(),
-        |all, one| {
-            if all.is_empty() { one } else { all + " " + &one }
-        },
-    )
+    let words = WANTED.iter().map(|(name, required)| format!("{name}{}", if *required { "!" } else { "" }));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// The kernel in `data` that was made last, if it is whole and made as we make them now.
@@ -108,7 +104,10 @@ pub(super) fn build(
     let packed = fs::read(vmlinuz).map_err(io("reading the boot image"))?;
     let kernel = unpack::vmlinux(&packed)?;
     let library = ["usr/lib/modules", "lib/modules"].map(|d| tree.join(d).join(&version));
-    let library = library.iter().find(|d| d.is_dir()).ok_or_else(|| ImageError::malformed("the kernel package has no modules"))?;
+    let library = library
+        .iter()
+        .find(|d| d.is_dir())
+        .ok_or_else(|| ImageError::malformed("the kernel package has no modules"))?;
     let modules = Library::open(library)?.pick(WANTED)?;
 
     let made = work.path().join("made");
@@ -137,13 +136,7 @@ pub(super) fn build(
     shelf::write_json(&made.join("manifest.json"), &manifest)?;
     let place = data.join("guest").join(&version);
     bench.publish(&made, &place)?;
-    Ok(GuestKernel {
-        version,
-        package_version,
-        vmlinux: place.join("vmlinux"),
-        modules: place.join("modules"),
-        digest,
-    })
+    Ok(GuestKernel { version, package_version, vmlinux: place.join("vmlinux"), modules: place.join("modules"), digest })
 }
 
 /// The kernel's release and boot image in an unpacked package.

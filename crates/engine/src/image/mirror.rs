@@ -118,10 +118,10 @@ impl Mirror {
 
 /// The key file of the Debian archive on this host.
 pub(super) fn keyring() -> Result<&'static str, ImageError> {
-    KEYRINGS.into_iter().find(|path| Path::new(path).is_file()).ok_or(ImageError::MissingTool {
-        tool: "debian-archive-keyring.gpg",
-        package: "debian-archive-keyring",
-    })
+    KEYRINGS
+        .into_iter()
+        .find(|path| Path::new(path).is_file())
+        .ok_or(ImageError::MissingTool { tool: "debian-archive-keyring.gpg", package: "debian-archive-keyring" })
 }
 
 /// Settings of the host's apt that reaching its mirror depends on (proxies, address family, clock checks),
@@ -320,8 +320,12 @@ mod tests {
     fn what_apt_verified_before_wins_over_looks() {
         let text = "deb http://guess.test/debian trixie main\n\
                     deb [signed-by=/etc/keys/ours.gpg] https://proxy.test/repository/apt-debian trixie main\n";
-        let targets = "https://proxy.test/repository/apt-debian/|trixie|Debian\nhttp://guess.test/debian/|trixie|$(ORIGIN)\n";
-        assert_eq!(pick(&sources::one_line(text), targets).expect("found").main, "https://proxy.test/repository/apt-debian");
+        let targets =
+            "https://proxy.test/repository/apt-debian/|trixie|Debian\nhttp://guess.test/debian/|trixie|$(ORIGIN)\n";
+        assert_eq!(
+            pick(&sources::one_line(text), targets).expect("found").main,
+            "https://proxy.test/repository/apt-debian"
+        );
         assert_eq!(pick(&sources::one_line(text), "").expect("found").main, "http://guess.test/debian");
     }
 
@@ -334,13 +338,15 @@ mod tests {
             Some("# ours\nhttps://near.test/debian/\tpriority:1\n".to_owned())
         };
         assert_eq!(choose(&sources::deb822(text), &[], &read).expect("found").main, "https://near.test/debian");
-        assert_eq!(pick(&sources::one_line("deb cdrom:[Debian]/ trixie main\ndeb file:/srv/debian trixie main\n"), ""), None);
+        assert_eq!(
+            pick(&sources::one_line("deb cdrom:[Debian]/ trixie main\ndeb file:/srv/debian trixie main\n"), ""),
+            None
+        );
     }
 
     #[test]
     fn a_guest_gets_the_same_mirror_without_credentials() {
-        let mirror =
-            Mirror { main: "https://me:secret@m.test:8443/debian".into(), updates: true, security: None };
+        let mirror = Mirror { main: "https://me:secret@m.test:8443/debian".into(), updates: true, security: None };
         let text = mirror.guest_sources("trixie");
         assert!(text.contains("URIs: https://m.test:8443/debian\nSuites: trixie trixie-updates\n"), "{text}");
         assert!(!text.contains("secret"));

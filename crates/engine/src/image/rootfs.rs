@@ -203,12 +203,14 @@ fn build_in(
         .args(&recipe.remove)
         .dir(&stage)
         .run(progress)?;
-    let status = fs::read_to_string(stage.join(TREE_DIR).join("var/lib/dpkg/status")).map_err(io("reading the package list"))?;
+    let status =
+        fs::read_to_string(stage.join(TREE_DIR).join("var/lib/dpkg/status")).map_err(io("reading the package list"))?;
     let packages = installed(&status);
 
     progress.event(Event::Step("Packing the image"));
     fs::write(stage.join("rootfs.erofs"), []).map_err(io("making the image file"))?;
-    fs::set_permissions(stage.join("rootfs.erofs"), fs::Permissions::from_mode(0o666)).map_err(io("making the image file"))?;
+    fs::set_permissions(stage.join("rootfs.erofs"), fs::Permissions::from_mode(0o666))
+        .map_err(io("making the image file"))?;
     as_root("mkfs.erofs", "erofs-utils", PACK)?
         .args(["--quiet", COMPRESSION])
         .arg(format!("-U{}", uuid(&recipe.digest)))
@@ -218,7 +220,6 @@ fn build_in(
         .run(progress)?;
     let image = made.join("rootfs.erofs");
     fs::rename(stage.join("rootfs.erofs"), &image).map_err(io("taking the image"))?;
-    fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).map_err(io("taking the image"))?;
     if !is_erofs(&image) {
         return Err(ImageError::malformed("mkfs.erofs did not write an erofs image"));
     }
@@ -293,7 +294,11 @@ fn lay_over(overlay: &Path, recipe: &Recipe, mirror: &Mirror, settings: &[String
         fs::set_permissions(&target, fs::Permissions::from_mode(mode))
     };
     file("/etc/apt/sources.list.d/debian.sources", 0o644, &mirror.guest_sources(SUITE))?;
-    file("/etc/apt/apt.conf.d/90machine", 0o644, &format!("Acquire::Languages \"none\";\n{}", mirror::guest_settings(settings)))?;
+    file(
+        "/etc/apt/apt.conf.d/90machine",
+        0o644,
+        &format!("Acquire::Languages \"none\";\n{}", mirror::guest_settings(settings)),
+    )?;
     file("/etc/dpkg/dpkg.cfg.d/90machine", 0o644, DPKG)?;
     file("/usr/sbin/policy-rc.d", 0o755, POLICY)?;
     file("/etc/environment", 0o644, "LANG=C.UTF-8\n")?;
@@ -431,7 +436,10 @@ mod tests {
         assert!(text("etc/pip.conf").is_some_and(|t| t.starts_with("[global]\n")));
         assert_eq!(fs::read_link(root.join("usr/local/bin/python")).expect("link"), Path::new("/usr/bin/python3"));
         let mode = |path: &str| fs::metadata(root.join(path)).expect("there").permissions().mode() & 0o7777;
-        assert_eq!((mode("workspace"), mode("tmp"), mode("usr/sbin/policy-rc.d"), mode("etc")), (0o755, 0o1777, 0o755, 0o755));
+        assert_eq!(
+            (mode("workspace"), mode("tmp"), mode("usr/sbin/policy-rc.d"), mode("etc")),
+            (0o755, 0o1777, 0o755, 0o755)
+        );
         assert!(dir.path().join("overlay").exists() && dir.path().join("finish.sh").exists());
     }
 

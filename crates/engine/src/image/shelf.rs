@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -87,6 +88,7 @@ impl Bench {
     /// All of it is on the disk before it appears; a reader sees the old or the new, whole.
     pub(super) fn publish(&self, made: &Path, place: &Path) -> Result<(), ImageError> {
         let io = |what: &'static str| move |e: io::Error| ImageError::io(what, e);
+        readable(made).map_err(io("setting the permissions of what was made"))?;
         let file = File::open(made).map_err(io("opening what was made"))?;
         syncfs(&file).map_err(|e| ImageError::io("writing what was made to the disk", e.into()))?;
         let parent = place.parent().unwrap_or(&self.data);
@@ -128,6 +130,18 @@ fn open_lock(data: &Path, shelf: &str) -> Result<File, ImageError> {
         .write(true)
         .open(&path)
         .map_err(|e| ImageError::io(format!("opening {}", path.display()), e))
+}
+
+/// Jailed VMMs run as other users: what they are handed is readable whatever the umask here is.
+fn readable(path: &Path) -> io::Result<()> {
+    let is_dir = fs::symlink_metadata(path)?.is_dir();
+    fs::set_permissions(path, fs::Permissions::from_mode(if is_dir { 0o755 } else { 0o644 }))?;
+    if is_dir {
+        for entry in fs::read_dir(path)? {
+            readable(&entry?.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn remove(path: &Path) -> io::Result<()> {

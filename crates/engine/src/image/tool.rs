@@ -249,7 +249,10 @@ mod tests {
             .run(&Silent)
             .expect_err("fails");
         let detail = e.detail().expect("has one");
-        assert!(detail.ends_with("line 100") && !detail.contains("line 60\n") && detail.contains("line 61\n"), "{detail}");
+        assert!(
+            detail.ends_with("line 100") && !detail.contains("line 60\n") && detail.contains("line 61\n"),
+            "{detail}"
+        );
     }
 
     #[test]
