@@ -26,10 +26,7 @@ impl IdError {
 
 fn is_label(s: &str, max: usize) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    (1..=max).contains(&s.len())
-        && s.bytes().all(inner)
-        && !s.starts_with('-')
-        && !s.ends_with('-')
+    (1..=max).contains(&s.len()) && s.bytes().all(inner) && !s.starts_with('-') && !s.ends_with('-')
 }
 
 macro_rules! label {

@@ -40,10 +40,17 @@ impl MachineSpec {
         }
         if self.metadata.len() > limits::METADATA_ENTRIES_MAX
             || self.metadata.iter().any(|(k, v)| {
-                k.is_empty() || k.len() > limits::METADATA_KEY_MAX || v.len() > limits::METADATA_VALUE_MAX
+                k.is_empty()
+                    || k.len() > limits::METADATA_KEY_MAX
+                    || v.len() > limits::METADATA_VALUE_MAX
+                    || k.contains('\0')
+                    || v.contains('\0')
             })
         {
-            return Err(IdError::new("metadata", "at most 32 entries, keys of 1 to 64 bytes, values of at most 512 bytes"));
+            return Err(IdError::new(
+                "metadata",
+                "at most 32 entries, keys of 1 to 64 bytes, values of at most 512 bytes, nothing with a NUL",
+            ));
         }
         check_env(&self.env)
     }
@@ -79,9 +86,7 @@ pub fn check_idle(ms: u64) -> Result<(), IdError> {
 /// When a name, a value or the whole is out of bounds.
 pub fn check_env(env: &BTreeMap<String, String>) -> Result<(), IdError> {
     let size: usize = env.iter().map(|(k, v)| k.len() + v.len() + 2).sum();
-    let well_formed = env
-        .iter()
-        .all(|(k, v)| !k.is_empty() && !k.contains(['=', '\0']) && !v.contains('\0'));
+    let well_formed = env.iter().all(|(k, v)| !k.is_empty() && !k.contains(['=', '\0']) && !v.contains('\0'));
     if well_formed && env.len() <= limits::ENV_ENTRIES_MAX && size <= limits::ENV_BYTES_MAX {
         Ok(())
     } else {
@@ -145,6 +150,7 @@ mod tests {
         assert_eq!(with(|s| s.idle_timeout_ms = Some(0)), Some("idleTimeoutSeconds"));
         assert_eq!(with(|s| drop(s.metadata.insert(String::new(), String::new()))), Some("metadata"));
         assert_eq!(with(|s| s.metadata = (0..33).map(|i| (i.to_string(), String::new())).collect()), Some("metadata"));
+        assert_eq!(with(|s| drop(s.metadata.insert("a".into(), "\0".into()))), Some("metadata"));
         assert_eq!(with(|s| drop(s.env.insert("A=B".into(), String::new()))), Some("env"));
         assert_eq!(with(|s| drop(s.env.insert("A".into(), "\0".into()))), Some("env"));
         assert_eq!(with(|s| drop(s.env.insert("A".into(), "x".repeat(64 * 1024)))), Some("env"));

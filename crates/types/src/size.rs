@@ -65,10 +65,7 @@ impl fmt::Display for SizeClass {
 impl FromStr for SizeClass {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
-        Self::ALL
-            .into_iter()
-            .find(|c| c.as_str() == s)
-            .ok_or(IdError::new("size", "micro, small, medium or large"))
+        Self::ALL.into_iter().find(|c| c.as_str() == s).ok_or(IdError::new("size", "micro, small, medium or large"))
     }
 }
 

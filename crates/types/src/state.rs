@@ -92,10 +92,7 @@ impl fmt::Display for MachineState {
 impl FromStr for MachineState {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
-        Self::ALL
-            .into_iter()
-            .find(|c| c.as_str() == s)
-            .ok_or(IdError::new("state", "one of the machine states"))
+        Self::ALL.into_iter().find(|c| c.as_str() == s).ok_or(IdError::new("state", "one of the machine states"))
     }
 }
 
