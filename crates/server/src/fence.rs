@@ -21,7 +21,7 @@ pub(crate) enum Found {
     /// Its actor is on this host.
     Living(MachineHandle),
     /// Nothing acts for it here; its record.
-    Resting(MachineRecord),
+    Resting(Box<MachineRecord>),
 }
 
 impl Found {
@@ -57,7 +57,7 @@ pub(crate) async fn newest(state: &AppState, permit: &Permit, id: &MachineId) ->
     let record = record.ok_or_else(|| ApiError::new(ErrorCode::NotFound, format!("There is no machine {id}.")))?;
     Ok(match state.directory.handle_of(&record) {
         Some(handle) => Found::Living(handle),
-        None => Found::Resting(record),
+        None => Found::Resting(Box::new(record)),
     })
 }
 

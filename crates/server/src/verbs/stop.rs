@@ -32,7 +32,7 @@ pub(crate) async fn stop(
             Stop::Stopped(record) => (StopOutcome::Stopped, record),
             Stop::Uncertain(record) => (StopOutcome::Uncertain, record),
         },
-        Found::Resting(record) if record.state.is_final() => (StopOutcome::Stopped, record),
+        Found::Resting(record) if record.state.is_final() => (StopOutcome::Stopped, *record),
         Found::Resting(record) => {
             // The intent is durable and nothing acts for it here, so nothing here can end it.
             return Err(ApiError::new(
