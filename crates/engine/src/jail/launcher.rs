@@ -94,7 +94,11 @@ fn become_vmm(socket: &OwnedFd, spec: &JailSpec, descriptors: Vec<OwnedFd>) -> R
 }
 
 fn receive(socket: &OwnedFd) -> io::Result<(JailSpec, Vec<OwnedFd>)> {
-    rustix::net::sockopt::set_socket_timeout(socket, rustix::net::sockopt::Timeout::Recv, Some(Duration::from_secs(20)))?;
+    rustix::net::sockopt::set_socket_timeout(
+        socket,
+        rustix::net::sockopt::Timeout::Recv,
+        Some(Duration::from_secs(20)),
+    )?;
     let mut buffer = vec![0u8; MESSAGE_MAX];
     let mut control = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
     let mut slices = [IoSliceMut::new(&mut buffer)];
@@ -121,13 +125,18 @@ fn receive(socket: &OwnedFd) -> io::Result<(JailSpec, Vec<OwnedFd>)> {
 /// Moves each descriptor to its number; everything else closes at exec.
 fn place(numbers: &[i32], descriptors: Vec<OwnedFd>) -> io::Result<()> {
     // First out of the way of each other's targets.
-    let aside = descriptors
-        .iter()
-        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 100))
-        .collect::<Result<Vec<OwnedFd>, _>>()?;
+    let aside =
+        descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 100)).collect::<Result<Vec<OwnedFd>, _>>()?;
     drop(descriptors);
+    // Whatever else was inherited stays behind.
+    // SAFETY: sets a flag on descriptors; closes none.
+    if unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Closed again before its number may be given to another.
     let null = std::fs::File::open("/dev/null")?;
     dup_to(null.as_raw_fd(), 0)?;
+    drop(null);
     for (fd, number) in aside.iter().zip(numbers) {
         dup_to(fd.as_raw_fd(), *number)?;
     }

@@ -175,7 +175,9 @@ fn give_up(p: &mut Probe, stage: &str, why: String) -> bool {
 fn attempt(ground: &Ground<'_>, p: &Probe, group: Option<&str>) -> Result<JailReport, JailError> {
     let log = bounded_log(8192).map_err(|e| JailError::Launcher("no log for the probe", e))?;
     let mut argv: Vec<String> =
-        ["qemu-system-x86_64", "-M", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S"].map(str::to_owned).to_vec();
+        ["qemu-system-x86_64", "-M", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
+            .map(str::to_owned)
+            .to_vec();
     if p.sandbox {
         argv.extend(["-sandbox".to_owned(), SANDBOX.to_owned()]);
     }
@@ -223,7 +225,9 @@ fn attempt(ground: &Ground<'_>, p: &Probe, group: Option<&str>) -> Result<JailRe
 fn observe(ground: &Ground<'_>, pid: i32, p: &Probe, group: Option<&str>) -> io::Result<JailReport> {
     let proc = |f: &str| fs::read_to_string(format!("/proc/{pid}/{f}"));
     let status = proc("status")?;
-    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("").trim().to_owned();
+    let field = |name: &str| {
+        status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("").trim().to_owned()
+    };
     let apart = |ns: &str| -> io::Result<bool> {
         Ok(fs::read_link(format!("/proc/{pid}/ns/{ns}"))? != fs::read_link(format!("/proc/self/ns/{ns}"))?)
     };
@@ -233,7 +237,9 @@ fn observe(ground: &Ground<'_>, pid: i32, p: &Probe, group: Option<&str>) -> io:
     let mounts = proc("mountinfo")?;
     // Its root is the small file system made for it, and nothing of the host but what was listed is mounted below.
     let own_root = mounts.lines().any(|l| l.split(' ').nth(4) == Some("/") && l.contains(" - tmpfs "))
-        && fs::read_dir(format!("/proc/{pid}/root/"))?.flatten().all(|e| !matches!(e.file_name().to_str(), Some("root" | "home" | "var" | "tmp" | "sys")));
+        && fs::read_dir(format!("/proc/{pid}/root/"))?
+            .flatten()
+            .all(|e| !matches!(e.file_name().to_str(), Some("root" | "home" | "var" | "tmp" | "sys")));
     let groups = proc("cgroup")?;
     let member = |c| group.is_some_and(|g| ground.cgroups.shows_membership(&groups, g, c));
     Ok(JailReport {

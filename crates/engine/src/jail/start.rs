@@ -65,7 +65,8 @@ pub fn start(
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| JailError::Launcher("no socket for the launcher", e.into()))?;
     for t in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&ours, t, Some(PATIENCE)).map_err(|e| JailError::Launcher("no time-out on the socket", e.into()))?;
+        set_socket_timeout(&ours, t, Some(PATIENCE))
+            .map_err(|e| JailError::Launcher("no time-out on the socket", e.into()))?;
     }
     let mut child = Command::new(launcher)
         .arg(LAUNCH_ARGUMENT)
@@ -109,7 +110,8 @@ fn converse(
     };
     let outcome = (|| {
         record(started).map_err(|e| JailError::Launcher("the process could not be recorded", e))?;
-        send(socket, GO, SendFlags::NOSIGNAL).map_err(|e| JailError::Launcher("the process does not take the go-ahead", e.into()))?;
+        send(socket, GO, SendFlags::NOSIGNAL)
+            .map_err(|e| JailError::Launcher("the process does not take the go-ahead", e.into()))?;
         // Its end closes at exec.
         match hear(socket)? {
             None => Ok(started),

@@ -86,9 +86,13 @@ pub(super) async fn decide(choice: AcceleratorChoice, ground: &Ground<'_>) -> Re
         return Ok(tcg("software emulation until a template is built; then KVM is tried with it".to_owned(), true));
     };
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-    let known = fs::read(&ground.places.accelerator).ok().and_then(|t| serde_json::from_slice::<Trial>(&t).ok()).filter(|t| {
-        t.boot_id == boot_id && t.qemu == ground.qemu_version && t.kernel == files.kernel_digest && t.initramfs == files.initramfs_digest
-    });
+    let known =
+        fs::read(&ground.places.accelerator).ok().and_then(|t| serde_json::from_slice::<Trial>(&t).ok()).filter(|t| {
+            t.boot_id == boot_id
+                && t.qemu == ground.qemu_version
+                && t.kernel == files.kernel_digest
+                && t.initramfs == files.initramfs_digest
+        });
     let trial = match known {
         Some(t) => t,
         None => {
@@ -110,7 +114,11 @@ pub(super) async fn decide(choice: AcceleratorChoice, ground: &Ground<'_>) -> Re
     };
     tracing::debug!(works = trial.works, detail = trial.detail, "KVM trial");
     Ok(if trial.works {
-        Verdict { accelerator: Accelerator::Kvm, reason: "KVM, because a trial boot with it reached the guest agent".to_owned(), open: false }
+        Verdict {
+            accelerator: Accelerator::Kvm,
+            reason: "KVM, because a trial boot with it reached the guest agent".to_owned(),
+            open: false,
+        }
     } else {
         tcg(
             format!(

@@ -82,7 +82,9 @@ pub(super) async fn cold(order: &ColdOrder<'_>) -> Result<Booted, DriverError> {
 async fn boot(order: &ColdOrder<'_>, folder: &Path, group: &str) -> Result<Booted, DriverError> {
     let io = |what: &'static str| move |e| DriverError::io(what, e);
     let until = Instant::now() + order.patience;
-    let memory = Arc::new(anonymous("guest-memory", u64::from(order.size.memory_mib) << 20).map_err(io("reserving guest memory"))?);
+    let memory = Arc::new(
+        anonymous("guest-memory", u64::from(order.size.memory_mib) << 20).map_err(io("reserving guest memory"))?,
+    );
     let vmm = {
         let (host, memory, files) = (order.host.clone(), memory.clone(), order.files.clone());
         let (folder, group, disk) = (folder.to_owned(), group.to_owned(), order.disk.to_owned());
@@ -146,7 +148,8 @@ async fn attach(folder: &Path, vmm: &Vmm, until: Instant) -> Result<GuestClient,
         };
         let options = LinkOptions { deadline: left, call_timeout: left };
         let client = connect(stream, options).await.map_err(|e| chain(&e))?;
-        let hello = pb::HelloRequest { protocol_version: mainbrella_guest_protocol::PROTOCOL_VERSION, ..Default::default() };
+        let hello =
+            pb::HelloRequest { protocol_version: mainbrella_guest_protocol::PROTOCOL_VERSION, ..Default::default() };
         return match client.rpc().hello(hello).await {
             Ok(_) => Ok(client),
             Err(e) => Err(format!("{e}")),
@@ -202,7 +205,18 @@ pub(super) async fn make_disk(path: &Path, mib: u32) -> Result<(), DriverError> 
     drop(file);
     let mut command = Command::new("mkfs.ext4");
     command
-        .args(["-q", "-F", "-m", "0", "-L", "data", "-J", "size=16", "-E", "discard,lazy_journal_init=1,root_owner=0:0"])
+        .args([
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-L",
+            "data",
+            "-J",
+            "size=16",
+            "-E",
+            "discard,lazy_journal_init=1,root_owner=0:0",
+        ])
         .arg(path)
         .env_clear()
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")

@@ -180,7 +180,14 @@ mod tests {
     use super::*;
 
     fn plan(start: Start) -> VmPlan {
-        VmPlan { name: "mainbrella-k".into(), accelerator: Accelerator::Tcg, memory_mib: 512, vcpus: 1, start, sandbox: true }
+        VmPlan {
+            name: "mainbrella-k".into(),
+            accelerator: Accelerator::Tcg,
+            memory_mib: 512,
+            vcpus: 1,
+            start,
+            sandbox: true,
+        }
     }
 
     fn text(p: &VmPlan) -> String {
@@ -200,7 +207,8 @@ mod tests {
 
     #[test]
     fn kvm_uses_the_hosts_processor_and_no_clock_hint() {
-        let p = VmPlan { accelerator: Accelerator::Kvm, ..plan(Start::Cold { kernel_arguments: kernel_arguments(None) }) };
+        let p =
+            VmPlan { accelerator: Accelerator::Kvm, ..plan(Start::Cold { kernel_arguments: kernel_arguments(None) }) };
         let t = text(&p);
         assert!(t.contains("\n-accel kvm\n-cpu host\n") && !t.contains("tsc_early_khz"), "{t}");
     }
@@ -210,7 +218,9 @@ mod tests {
         for start in [Start::Restore, Start::Cold { kernel_arguments: String::new() }] {
             let t = text(&plan(start.clone()));
             for n in 3..=10 {
-                let named = [format!("fd={n},"), format!("/fd/{n},"), format!("/fd/{n}\n")].iter().any(|s| t.contains(s.as_str()));
+                let named = [format!("fd={n},"), format!("/fd/{n},"), format!("/fd/{n}\n")]
+                    .iter()
+                    .any(|s| t.contains(s.as_str()));
                 assert_eq!(named, descriptors(&start).contains(&n), "descriptor {n} in {t}");
             }
         }

@@ -171,7 +171,8 @@ pub fn connect(folder: &Path, name: &str) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let (_held, path) = short(folder, name)?;
     // Not blocking from the start: with a client connected and another in line, a blocking connect would hang.
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
 }

@@ -61,7 +61,15 @@ const FORM: u32 = 1;
 impl KeyInputs {
     /// The inputs of `template` in `size`.
     #[must_use]
-    pub fn new(qemu: &str, accelerator: Accelerator, sandbox: bool, processor: &str, template: &TemplateName, size: SizeSpec, files: &BootFiles) -> Self {
+    pub fn new(
+        qemu: &str,
+        accelerator: Accelerator,
+        sandbox: bool,
+        processor: &str,
+        template: &TemplateName,
+        size: SizeSpec,
+        files: &BootFiles,
+    ) -> Self {
         let plan = |start| VmPlan {
             name: "mainbrella".to_owned(),
             accelerator,
@@ -134,7 +142,8 @@ impl Frozen {
             return Ok(memory.clone());
         }
         let (path, bytes) = (self.dir.join("memory"), u64::from(self.class.spec().memory_mib) << 20);
-        let load = move || SealedMemory::load(&path, bytes).map_err(|e| DriverError::io("loading a template's memory", e));
+        let load =
+            move || SealedMemory::load(&path, bytes).map_err(|e| DriverError::io("loading a template's memory", e));
         let memory = Arc::new(blocking(load).await?);
         *held = Some((memory.clone(), Instant::now()));
         Ok(memory)
@@ -238,7 +247,8 @@ pub(super) async fn freeze(order: &FreezeOrder<'_>) -> Result<(), DriverError> {
     let outcome = capture(order, &half).await;
     if outcome.is_ok() {
         let (from, to) = (half.clone(), order.places.frozen.join(&key));
-        return blocking(move || publish(&from, &to).map_err(|e| DriverError::io("publishing the frozen template", e))).await;
+        return blocking(move || publish(&from, &to).map_err(|e| DriverError::io("publishing the frozen template", e)))
+            .await;
     }
     let _ = super::folder::remove(&half);
     outcome
@@ -280,7 +290,9 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
         .await;
         match attempt {
             Ok(booted) => break booted,
-            Err(e) if boots < BOOT_ATTEMPTS => tracing::warn!(boots, error = %chain(&e), "a template did not boot; trying again"),
+            Err(e) if boots < BOOT_ATTEMPTS => {
+                tracing::warn!(boots, error = %chain(&e), "a template did not boot; trying again")
+            }
             Err(e) => return Err(e),
         }
     };
@@ -306,7 +318,8 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
             boot_ms,
             boots,
         };
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| DriverError::io("writing the manifest", e.into()))?;
+        let text =
+            serde_json::to_vec_pretty(&manifest).map_err(|e| DriverError::io("writing the manifest", e.into()))?;
         fs::write(at.join("manifest.json"), text).map_err(io("writing the manifest"))
     })
     .await
@@ -331,13 +344,17 @@ async fn quiet(booted: &boot::Booted, half: &Path) -> Result<PathBuf, DriverErro
     loop {
         let list = booted.qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
         let gone = list.as_array().is_some_and(|l| {
-            l.iter().any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
+            l.iter()
+                .any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
         });
         if gone {
             break;
         }
         if Instant::now() > until {
-            return Err(DriverError::Stage { stage: "closing the link", detail: "QEMU still sees a client".to_owned() });
+            return Err(DriverError::Stage {
+                stage: "closing the link",
+                detail: "QEMU still sees a client".to_owned(),
+            });
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -47,10 +47,21 @@ pub struct Machine {
 impl Machine {
     /// Takes over a VMM that runs, and watches it from now on.
     #[must_use]
-    pub fn watch(key: GenerationKey, folder: PathBuf, mut vmm: Vmm, qmp: Qmp, events: mpsc::Receiver<Event>, full: bool) -> Arc<Self> {
+    pub fn watch(
+        key: GenerationKey,
+        folder: PathBuf,
+        mut vmm: Vmm,
+        qmp: Qmp,
+        events: mpsc::Receiver<Event>,
+        full: bool,
+    ) -> Arc<Self> {
         let seat = Mutex::new(vmm.seat.take());
-        let machine = Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None) });
-        tokio::spawn(Watch { machine: machine.clone(), qmp: Some(qmp), full_since: full.then(Instant::now), why: None }.run(events));
+        let machine =
+            Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None) });
+        tokio::spawn(
+            Watch { machine: machine.clone(), qmp: Some(qmp), full_since: full.then(Instant::now), why: None }
+                .run(events),
+        );
         machine
     }
 
@@ -211,9 +222,21 @@ impl Watch {
         if !said.is_empty() {
             let _ = fs::write(self.machine.folder.join(VMM_LOG), &said);
         }
-        let cause = vmm.process.cause().unwrap_or_else(|| "it was killed or failed; this kernel does not say which".to_owned());
-        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("").chars().take(REASON_CHARS).collect::<String>();
-        ExitReport::Vmm(if last.is_empty() { format!("the VMM ended: {cause}") } else { format!("the VMM ended: {cause}: {last}") })
+        let cause =
+            vmm.process.cause().unwrap_or_else(|| "it was killed or failed; this kernel does not say which".to_owned());
+        let last = said
+            .lines()
+            .rev()
+            .find(|l| !l.trim().is_empty())
+            .unwrap_or("")
+            .chars()
+            .take(REASON_CHARS)
+            .collect::<String>();
+        ExitReport::Vmm(if last.is_empty() {
+            format!("the VMM ended: {cause}")
+        } else {
+            format!("the VMM ended: {cause}: {last}")
+        })
     }
 }
 

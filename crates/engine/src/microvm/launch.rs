@@ -33,7 +33,15 @@ impl Inner {
     pub(super) async fn frozen(&self, template: &TemplateName, class: SizeClass) -> Result<Arc<Frozen>, DriverError> {
         let files = self.boot_files(template).await?;
         let verdict = self.verdict(&files).await?;
-        let inputs = KeyInputs::new(&self.qemu_version, verdict.accelerator, self.host.jail.sandbox(), &self.processor, template, class.spec(), &files);
+        let inputs = KeyInputs::new(
+            &self.qemu_version,
+            verdict.accelerator,
+            self.host.jail.sandbox(),
+            &self.processor,
+            template,
+            class.spec(),
+            &files,
+        );
         let slot = {
             let mut frozen = self.frozen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             frozen.entry(inputs.key()).or_default().clone()
@@ -112,7 +120,12 @@ impl Inner {
         }
     }
 
-    async fn bring_up(&self, order: &LaunchOrder, frozen: &Arc<Frozen>, place: PathBuf) -> Result<Arc<Machine>, DriverError> {
+    async fn bring_up(
+        &self,
+        order: &LaunchOrder,
+        frozen: &Arc<Frozen>,
+        place: PathBuf,
+    ) -> Result<Arc<Machine>, DriverError> {
         let mut prepared = match self.pool.take(&self.host, &frozen.key).await {
             Some(waiting) => hand_over(waiting, place)?,
             None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,

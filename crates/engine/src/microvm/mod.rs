@@ -179,17 +179,21 @@ impl MicroVm {
     pub async fn open(config: MicroVmConfig, images: Arc<dyn Images>) -> Result<Arc<Self>, DriverError> {
         let places = Places::open(&config.data_dir).map_err(|e| DriverError::io("preparing the data directory", e))?;
         let qemu_version = qemu_version(&config.qemu).await?;
-        let instance = hex::encode(&Sha256::digest(std::os::unix::ffi::OsStrExt::as_bytes(
-            std::path::absolute(&config.data_dir).unwrap_or_else(|_| config.data_dir.clone()).as_os_str(),
-        ))[..6]);
+        let instance = hex::encode(
+            &Sha256::digest(std::os::unix::ffi::OsStrExt::as_bytes(
+                std::path::absolute(&config.data_dir).unwrap_or_else(|_| config.data_dir.clone()).as_os_str(),
+            ))[..6],
+        );
         let cgroups = Cgroups::discover(&instance).map_err(|e| DriverError::io("reading the mount table", e))?;
         let root = rustix::process::geteuid().is_root();
         let probe = {
-            let (launcher, qemu, scratch, cgroups) = (config.launcher.clone(), config.qemu.clone(), places.scratch.clone(), cgroups.clone());
+            let (launcher, qemu, scratch, cgroups) =
+                (config.launcher.clone(), config.qemu.clone(), places.scratch.clone(), cgroups.clone());
             // The last of the range, which is taken last.
             let uid = root.then(|| config.uid_base + config.uid_count.saturating_sub(1));
             blocking(move || {
-                let ground = jail::Ground { launcher: &launcher, qemu: &qemu, scratch: &scratch, cgroups: &cgroups, uid };
+                let ground =
+                    jail::Ground { launcher: &launcher, qemu: &qemu, scratch: &scratch, cgroups: &cgroups, uid };
                 jail::probe(&ground).map_err(|e| DriverError::Stage { stage: "probing the jail", detail: chain(&e) })
             })
             .await?
@@ -294,7 +298,9 @@ impl MicroVm {
 }
 
 /// Runs to its end even if the caller gives up.
-async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T, DriverError>> + Send + 'static) -> Result<T, DriverError> {
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, DriverError>> + Send + 'static,
+) -> Result<T, DriverError> {
     tokio::spawn(work).await.map_err(|e| DriverError::Stage { stage: "a background step", detail: e.to_string() })?
 }
 
@@ -324,7 +330,9 @@ async fn clean_up(host: &Arc<Host>, places: &Places) -> Result<HashMap<Generatio
                     groups.push(r.group);
                     r.uid
                 }
-                None => std::fs::metadata(place.join(folder::OVERLAY)).ok().map(|m| std::os::unix::fs::MetadataExt::uid(&m)),
+                None => {
+                    std::fs::metadata(place.join(folder::OVERLAY)).ok().map(|m| std::os::unix::fs::MetadataExt::uid(&m))
+                }
             };
             if let Some(seat) = uid.and_then(|u| host.seats.retake(u)) {
                 reserved.insert(key, seat);

@@ -213,7 +213,11 @@ impl Pool {
     pub(super) async fn cool(&self, host: &Arc<Host>, idle: Duration) {
         let cold: Vec<Shelf> = {
             let mut shelves = self.shelves();
-            let keys: Vec<String> = shelves.iter().filter(|(_, s)| s.used.elapsed() >= idle && !s.filling).map(|(k, _)| k.clone()).collect();
+            let keys: Vec<String> = shelves
+                .iter()
+                .filter(|(_, s)| s.used.elapsed() >= idle && !s.filling)
+                .map(|(k, _)| k.clone())
+                .collect();
             keys.iter().filter_map(|k| shelves.remove(k)).collect()
         };
         for shelf in cold {

@@ -76,7 +76,8 @@ impl Process {
     /// When the reactor does not take the descriptor.
     pub async fn wait(&self) -> io::Result<()> {
         // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives.
-        let fd = unsafe { AsyncFd::register_with_interest(self.fd.try_clone()?, Interest::READABLE) }.map_err(io::Error::from)?;
+        let fd = unsafe { AsyncFd::register_with_interest(self.fd.try_clone()?, Interest::READABLE) }
+            .map_err(io::Error::from)?;
         fd.readable().await.map(drop)
     }
 

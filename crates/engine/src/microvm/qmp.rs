@@ -140,7 +140,9 @@ impl Qmp {
     /// # Errors
     /// When the other side does not speak the protocol within `patience`.
     pub async fn open(stream: UnixStream, patience: Duration) -> Result<(Self, mpsc::Receiver<Event>), QmpError> {
-        tokio::time::timeout(patience, Self::greet(stream, patience)).await.map_err(|_| QmpError::TimedOut("greeting"))?
+        tokio::time::timeout(patience, Self::greet(stream, patience))
+            .await
+            .map_err(|_| QmpError::TimedOut("greeting"))?
     }
 
     async fn greet(stream: UnixStream, patience: Duration) -> Result<(Self, mpsc::Receiver<Event>), QmpError> {
@@ -195,9 +197,11 @@ impl Qmp {
         if let Some(waiting) = self.shared.waiting().as_mut() {
             waiting.remove(&id);
         }
-        outcome
-            .map_err(|_| QmpError::TimedOut(command))??
-            .map_err(|(class, text)| QmpError::Refused { command, class, text })
+        outcome.map_err(|_| QmpError::TimedOut(command))??.map_err(|(class, text)| QmpError::Refused {
+            command,
+            class,
+            text,
+        })
     }
 
     async fn send(&self, line: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), QmpError> {
@@ -268,7 +272,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GREETING: &[u8] = b"{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \"capabilities\": []}}\r\n";
+    const GREETING: &[u8] =
+        b"{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \"capabilities\": []}}\r\n";
     const SECOND: Duration = Duration::from_secs(5);
 
     proptest! {
@@ -309,9 +314,11 @@ mod tests {
             for _ in 0..2 {
                 bounded_line(&mut r).await.expect("line").expect("some");
             }
-            w.write_all(b"{\"event\": \"STOP\", \"timestamp\": {}}\n{\"id\": 3, \"return\": 3}\n{\"id\": 2, \"return\": 2}\n")
-                .await
-                .expect("write");
+            w.write_all(
+                b"{\"event\": \"STOP\", \"timestamp\": {}}\n{\"id\": 3, \"return\": 3}\n{\"id\": 2, \"return\": 2}\n",
+            )
+            .await
+            .expect("write");
         };
         let (two, three, ()) = tokio::join!(q.call("a", json!({}), SECOND), q.call("b", json!({}), SECOND), server);
         assert_eq!((two.expect("two"), three.expect("three")), (json!(2), json!(3)));

@@ -66,7 +66,10 @@ impl SealedMemory {
     /// When it cannot be read, has another size, or memory is short.
     pub fn load(path: &Path, bytes: u64) -> io::Result<Self> {
         if std::fs::metadata(path)?.len() != bytes {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file has another size than its template"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the memory file has another size than its template",
+            ));
         }
         Ok(Self { file: sealed_copy("template-memory", path)? })
     }

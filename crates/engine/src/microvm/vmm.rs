@@ -130,7 +130,15 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
     if let Some(overlay) = &overlay {
         passed.push(overlay.as_fd());
     }
-    let spec = jail_spec(host, order.accelerator, command_line(&plan), &order.group, uid, file_size_max(&order.size), descriptors(&order.start));
+    let spec = jail_spec(
+        host,
+        order.accelerator,
+        command_line(&plan),
+        &order.group,
+        uid,
+        file_size_max(&order.size),
+        descriptors(&order.start),
+    );
     let (frozen, template, size) = order.names.clone();
     let record = |pid, start_time| Record {
         version: RECORD_VERSION,
@@ -193,7 +201,8 @@ pub(crate) fn jail_spec(
 
 /// What QEMU needs of the host's files: itself, its firmware and modules, libraries.
 pub(crate) fn read_only(qemu: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = ["/usr", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache"].map(PathBuf::from).to_vec();
+    let mut paths: Vec<PathBuf> =
+        ["/usr", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache"].map(PathBuf::from).to_vec();
     if !qemu.starts_with("/usr") {
         paths.push(qemu.to_owned());
     }

@@ -1,0 +1,283 @@
+//! Drives the microVM driver by hand, and is the launcher of its tests: freezes a template, makes machines, times each
+//! step against bare QEMU, removes everything.
+//!
+//! `cargo run -p mainbrella-engine --example microvm -- DATA_DIR KERNEL INITRAMFS ROOT [MACHINES] [SIZE]`
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mainbrella_engine::driver::{Driver, Instance, LaunchOrder};
+use mainbrella_engine::error::DriverError;
+use mainbrella_engine::microvm::command_line::{Start, VmPlan, command_line, descriptors};
+use mainbrella_engine::microvm::qmp::Qmp;
+use mainbrella_engine::microvm::sealed_memory::SealedMemory;
+use mainbrella_engine::microvm::{AcceleratorChoice, BootFiles, Images, MicroVm, MicroVmConfig, folder, qcow2};
+use mainbrella_guest_protocol::host::{GuestClient, LinkOptions, connect};
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
+use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+struct Files(BootFiles);
+
+impl Images for Files {
+    fn boot_files(&self, _: &TemplateName) -> Result<BootFiles, DriverError> {
+        Ok(self.0.clone())
+    }
+
+    fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError> {
+        let name = "python".parse().map_err(|_| DriverError::TemplateMissing("python".to_owned()))?;
+        Ok(vec![(name, self.0.root_digest.clone(), 0)])
+    }
+}
+
+fn digest(path: &Path) -> std::io::Result<String> {
+    Ok(format!("sha256:{}", hex::encode(Sha256::digest(std::fs::read(path)?))))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Before anything else: the launcher needs a process with one thread.
+    if std::env::args().nth(1).as_deref() == Some(mainbrella_engine::jail::LAUNCH_ARGUMENT) {
+        mainbrella_engine::jail::launcher_main();
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [data, kernel, initramfs, root, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: microvm DATA_DIR KERNEL INITRAMFS ROOT [MACHINES] [SIZE]".into());
+    };
+    let count: usize = rest.first().map_or(Ok(10), |n| n.parse())?;
+    let class: SizeClass = rest.get(1).map_or(Ok(SizeClass::Micro), |s| s.parse())?;
+    let (kernel, initramfs, root) = (PathBuf::from(kernel), PathBuf::from(initramfs), PathBuf::from(root));
+    let files = BootFiles {
+        kernel_digest: digest(&kernel)?,
+        initramfs_digest: digest(&initramfs)?,
+        root_digest: digest(&root)?,
+        kernel,
+        initramfs,
+        root,
+    };
+    tokio::runtime::Runtime::new()?.block_on(measure(PathBuf::from(data), files, count, class))
+}
+
+async fn measure(
+    data: PathBuf,
+    files: BootFiles,
+    count: usize,
+    class: SizeClass,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let template: TemplateName = "python".parse()?;
+    let choice = match std::env::var("ACCEL").as_deref() {
+        Ok("auto") => AcceleratorChoice::Auto,
+        Ok("kvm") => AcceleratorChoice::Kvm,
+        _ => AcceleratorChoice::Tcg,
+    };
+    let open = |waiting| {
+        let config = MicroVmConfig { waiting, accelerator: choice, ..MicroVmConfig::new(data.clone()) };
+        MicroVm::open(config, Arc::new(Files(files.clone())))
+    };
+    let t = Instant::now();
+    let driver = open(0).await?;
+    println!("open (with jail probe): {:.0?}", t.elapsed());
+    println!("{:#?}\nmissing: {:?}", driver.report(), driver.missing_walls());
+    let t = Instant::now();
+    driver.freeze(&template, class).await?;
+    println!("freeze (or find): {:.0?}", t.elapsed());
+    round("no waiting VMM", &driver, &template, class, count, false).await?;
+    driver.shutdown().await;
+    drop(driver);
+
+    let mut bare = Vec::new();
+    let frozen = std::fs::read_dir(data.join("frozen"))?.flatten().map(|e| e.path()).find(|p| {
+        std::fs::metadata(p.join("memory")).is_ok_and(|m| m.len() == u64::from(class.spec().memory_mib) << 20)
+    });
+    if let Some(frozen) = frozen {
+        let memory = SealedMemory::load(&frozen.join("memory"), u64::from(class.spec().memory_mib) << 20)?;
+        for _ in 0..count {
+            bare.push(bare_restore(&data, &frozen, &files.root, &memory, class).await?);
+        }
+    }
+    report("bare QEMU start + device state + agent, no jail", &mut bare);
+
+    let driver = open(1).await?;
+    driver.freeze(&template, class).await?;
+    round("one waiting VMM", &driver, &template, class, count, true).await?;
+    driver.shutdown().await;
+    let left = driver.inventory().await?;
+    println!("left over: {left:?}");
+    Ok(())
+}
+
+async fn round(
+    what: &str,
+    driver: &MicroVm,
+    template: &TemplateName,
+    class: SizeClass,
+    count: usize,
+    wait: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let (mut launches, mut answers, mut firsts, mut seconds, mut ends, mut private) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..count {
+        while wait && driver.waiting(template, class).await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let key = GenerationKey::new(uuid::Uuid::now_v7());
+        let t = Instant::now();
+        let order = LaunchOrder { key, template: template.clone(), size: class, internet: false };
+        let machine = driver.launch(&order).await?;
+        launches.push(t.elapsed());
+        let client = hello(&*machine).await?;
+        answers.push(t.elapsed());
+        configure(&client, &key).await?;
+        run(&client, &["true"]).await?;
+        firsts.push(t.elapsed());
+        let t = Instant::now();
+        run(&client, &["true"]).await?;
+        seconds.push(t.elapsed());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        private.extend(driver.vmm_pid(&key).and_then(unique_mib));
+        let t = Instant::now();
+        driver.destroy(&key).await?;
+        ends.push(t.elapsed());
+    }
+    println!("== {what}");
+    report("launch", &mut launches);
+    report("create → agent answers", &mut answers);
+    report("create → first `true` finished", &mut firsts);
+    report("second `true`", &mut seconds);
+    report("destroy", &mut ends);
+    private.sort_unstable();
+    println!("unique memory of an idle machine, MiB: {private:?}");
+    Ok(())
+}
+
+fn report(what: &str, times: &mut [Duration]) {
+    times.sort_unstable();
+    if let (Some(p50), Some(least), Some(most)) = (times.get(times.len() / 2), times.first(), times.last()) {
+        println!("{what}: p50 {p50:.1?}, {least:.1?} to {most:.1?}");
+    }
+}
+
+async fn hello(machine: &dyn Instance) -> Result<GuestClient, Box<dyn std::error::Error>> {
+    let client = connect(machine.dial().await?, LinkOptions::default()).await?;
+    client.rpc().hello(pb::HelloRequest { protocol_version: 1, ..Default::default() }).await?;
+    Ok(client)
+}
+
+async fn configure(client: &GuestClient, key: &GenerationKey) -> Result<(), Box<dyn std::error::Error>> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let mut entropy = vec![0u8; 64];
+    getrandom::fill(&mut entropy)?;
+    let request = pb::ConfigureRequest {
+        generation: key.to_string(),
+        clock_realtime_ns: i64::try_from(now.as_nanos())?,
+        entropy: entropy.into(),
+        hostname: "machine".to_owned(),
+        machine_id: key.to_string(),
+        ..Default::default()
+    };
+    client.rpc().configure(request).await?;
+    Ok(())
+}
+
+async fn run(client: &GuestClient, argv: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
+    let request = pb::StartJobRequest {
+        job_id: uuid::Uuid::now_v7().to_string(),
+        argv: argv.iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        timeout_ms: 60_000,
+        forget_when_followed: true,
+        ..Default::default()
+    };
+    let mut stream = client.streams().run_job(request).await?;
+    while stream.message().await?.is_some() {}
+    Ok(())
+}
+
+fn unique_mib(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let kib = |name: &str| -> u64 {
+        text.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
+    };
+    Some((kib("Private_Clean:") + kib("Private_Dirty:")) / 1024)
+}
+
+/// The floor: the same QEMU with the same arguments, started without jail, group or record.
+async fn bare_restore(
+    data: &Path,
+    frozen: &Path,
+    root: &Path,
+    memory: &SealedMemory,
+    class: SizeClass,
+) -> Result<Duration, Box<dyn std::error::Error>> {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::process::CommandExt;
+    let dir = data.join("tmp").join(uuid::Uuid::now_v7().simple().to_string());
+    std::fs::create_dir(&dir)?;
+    let overlay = std::fs::File::options().read(true).write(true).create_new(true).open(dir.join("disk.qcow2"))?;
+    qcow2::write_empty(&overlay, u64::from(class.spec().disk_mib) << 20)?;
+    let t = Instant::now();
+    let (agent, qmp) = (folder::listen(&dir, folder::AGENT_SOCKET)?, folder::listen(&dir, folder::QMP_SOCKET)?);
+    let (root, disk) = (std::fs::File::open(root)?, std::fs::File::open(frozen.join("disk.raw"))?);
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    let plan = VmPlan {
+        name: "bare".to_owned(),
+        accelerator: mainbrella_types::Accelerator::Tcg,
+        memory_mib: class.spec().memory_mib,
+        vcpus: class.spec().vcpus,
+        start: Start::Restore,
+        sandbox: false,
+    };
+    let fds = [
+        null.as_fd(),
+        null.as_fd(),
+        memory.as_fd(),
+        agent.as_fd(),
+        qmp.as_fd(),
+        root.as_fd(),
+        disk.as_fd(),
+        overlay.as_fd(),
+    ];
+    let pairs: Vec<(i32, i32)> = fds.iter().map(AsRawFd::as_raw_fd).zip(descriptors(&plan.start)).collect();
+    let mut command = std::process::Command::new("/usr/bin/qemu-system-x86_64");
+    command.args(&command_line(&plan)[1..]).stdin(std::process::Stdio::null());
+    // SAFETY: only descriptor calls, which are allowed between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            for (from, to) in &pairs {
+                if libc::fcntl(*from, libc::F_DUPFD, 100 + to) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            for (_, to) in &pairs {
+                if libc::dup2(100 + to, *to) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    let mut child = command.spawn()?;
+    let second = Duration::from_secs(20);
+    let stream = tokio::net::UnixStream::from_std(folder::connect(&dir, folder::QMP_SOCKET)?)?;
+    let (q, mut events) = Qmp::open(stream, second).await?;
+    let capabilities = json!({"capabilities": [{"capability": "x-ignore-shared", "state": true}, {"capability": "events", "state": true}]});
+    q.call("migrate-set-capabilities", capabilities, second).await?;
+    let device = std::fs::File::open(frozen.join("device"))?;
+    q.call_with("getfd", json!({"fdname": "s"}), Some(device.as_fd()), second).await?;
+    q.call("migrate-incoming", json!({"uri": "fd:s"}), second).await?;
+    while let Some(e) = events.recv().await {
+        if e.data["status"] == "completed" {
+            break;
+        }
+    }
+    q.call("cont", json!({}), second).await?;
+    let stream = tokio::net::UnixStream::from_std(folder::connect(&dir, folder::AGENT_SOCKET)?)?;
+    let client = connect(stream, LinkOptions::default()).await?;
+    client.rpc().hello(pb::HelloRequest { protocol_version: 1, ..Default::default() }).await?;
+    let took = t.elapsed();
+    child.kill()?;
+    child.wait()?;
+    std::fs::remove_dir_all(&dir)?;
+    Ok(took)
+}
