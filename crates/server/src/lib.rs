@@ -5,12 +5,14 @@
 //! what the caller reads and what the log holds.
 
 pub mod auth;
+pub mod compose;
 pub mod config;
 mod convert;
 mod directory;
 pub mod error;
 mod extract;
 mod fence;
+mod images;
 pub mod journal;
 pub mod layers;
 pub mod lock;
@@ -22,6 +24,7 @@ pub mod start;
 pub mod state;
 mod verbs;
 
+pub use compose::run;
 pub use config::ServerConfig;
 pub use start::StartError;
 pub use verbs::router;

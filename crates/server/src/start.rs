@@ -57,6 +57,9 @@ pub enum StartError {
     /// The driver cannot work on this host.
     #[error("{}; `mainbrella doctor` says what is missing", chain(.0))]
     Driver(#[from] DriverError),
+    /// There is no agent to put into guests.
+    #[error("the guest agent {} is missing; put it there, or name it with --guest-agent", .0.display())]
+    NoAgent(PathBuf),
     /// What was running before could not be looked at.
     #[error("{0}")]
     Recover(String),
@@ -100,9 +103,8 @@ pub async fn prepare(config: &ServerConfig, clock: &dyn Clock) -> Result<Ground,
     Ok(Ground { _lock: lock, listener, store, admin_key })
 }
 
-/// Others may pass through to what is theirs (a VMM under its own user id), and see nothing.
 fn make_data_dir(path: &Path) -> io::Result<()> {
-    match std::fs::DirBuilder::new().recursive(true).mode(0o711).create(path) {
+    match std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(e) => return Err(e),

@@ -31,8 +31,6 @@ pub struct Parts {
     pub auth: Authenticator,
     /// Living machines by slot.
     pub directory: Directory,
-    /// What the driver gives every machine.
-    pub traits: Traits,
     /// Host names a request may come in under.
     pub host_rule: HostRule,
     /// Places for requests in progress.
@@ -49,7 +47,6 @@ impl AppState {
         Self(Arc::new(Parts {
             auth: Authenticator::new(store.clone(), &config),
             directory: Directory::new(engine.clone()),
-            traits: Traits::of(&engine.report()),
             host_rule: HostRule::new(config.listen, &config.allowed_hosts),
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
@@ -69,6 +66,11 @@ impl Deref for AppState {
 }
 
 impl Parts {
+    /// What the driver gives every machine, as it is now: a trial of the accelerator may end after the start.
+    pub(crate) fn traits(&self) -> Traits {
+        Traits::of(&self.engine.report())
+    }
+
     /// The time.
     #[must_use]
     pub fn now(&self) -> Millis {

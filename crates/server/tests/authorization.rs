@@ -97,7 +97,12 @@ async fn no_operation_can_be_reached_without_a_valid_key() {
             if o.open {
                 assert_eq!(reply.status, 200, "{}", o.id);
             } else {
-                assert_eq!((reply.status.as_u16(), reply.code().as_str()), (401, "unauthenticated"), "{} as {caller:?}", o.id);
+                assert_eq!(
+                    (reply.status.as_u16(), reply.code().as_str()),
+                    (401, "unauthenticated"),
+                    "{} as {caller:?}",
+                    o.id
+                );
                 assert_eq!(reply.headers["www-authenticate"], "Bearer");
             }
         }
@@ -142,9 +147,13 @@ async fn what_belongs_to_another_project_does_not_exist() {
         let reply = s.send(request(&s, o, &machine, ours.id(), Some(&foreign))).await;
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "not_found"), "{}", o.id);
     }
-    let list = s.send(request(&s, operations().iter().find(|o| o.id == "listMachines").unwrap(), &machine, "", Some(&foreign))).await;
+    let list = s
+        .send(request(&s, operations().iter().find(|o| o.id == "listMachines").unwrap(), &machine, "", Some(&foreign)))
+        .await;
     assert_eq!(list.ok()["machines"], json!([]));
-    let keys = s.send(request(&s, operations().iter().find(|o| o.id == "listKeys").unwrap(), &machine, "", Some(&foreign))).await;
+    let keys = s
+        .send(request(&s, operations().iter().find(|o| o.id == "listKeys").unwrap(), &machine, "", Some(&foreign)))
+        .await;
     assert_eq!(keys.ok()["keys"].as_array().unwrap().len(), 1, "only its own");
     // The same slot name in two projects is two machines.
     let body = json!({"catalogId": "python", "slot": machine.id}).to_string();

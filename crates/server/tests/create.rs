@@ -28,7 +28,10 @@ async fn a_machine_is_what_was_asked_for() {
     let m = reply.json();
     assert_eq!((&m["state"], &m["catalogId"], &m["size"]), (&json!("running"), &json!("python"), &json!("micro")));
     assert_eq!(m["limits"], json!({"memoryMib": 512, "vcpus": 1, "diskMib": 4096}));
-    assert_eq!((&m["internet"], &m["isolation"], &m["idleTimeoutSeconds"], &m["idleDeadlineMs"]), (&json!(false), &json!("shared-kernel"), &Value::Null, &Value::Null));
+    assert_eq!(
+        (&m["internet"], &m["isolation"], &m["idleTimeoutSeconds"], &m["idleDeadlineMs"]),
+        (&json!(false), &json!("shared-kernel"), &Value::Null, &Value::Null)
+    );
     let deadline = m["hardDeadlineMs"].as_i64().unwrap();
     assert!((before + 600_000..before + 610_000).contains(&deadline), "{deadline}");
     assert!(m["startedAtMs"].is_i64() && m["endedAtMs"].is_null() && m["reason"].is_null());
@@ -69,7 +72,9 @@ async fn concurrent_creates_with_one_key_make_one_machine() {
     let replies = futures::future::join_all(calls).await;
     let made = replies.iter().filter(|r| r.status == 201).count();
     assert_eq!(made, 1);
-    assert!(replies.iter().all(|r| r.status == 201 || (r.status == 200 && r.headers.contains_key("idempotency-replayed"))));
+    assert!(
+        replies.iter().all(|r| r.status == 201 || (r.status == 200 && r.headers.contains_key("idempotency-replayed")))
+    );
     let ids: std::collections::HashSet<String> = replies.iter().map(|r| Machine::of(&r.json()).id).collect();
     assert_eq!((ids.len(), s.driver.alive()), (1, 1));
     assert!(replies.iter().all(|r| r.json()["state"] == "running"), "a replay waits for the first to finish");
@@ -118,7 +123,9 @@ async fn a_create_whose_caller_went_away_goes_on() {
 
 #[tokio::test]
 async fn a_creation_that_was_under_way_at_the_end_is_finished_by_the_next_service() {
-    let s = Service::with(FakeDriver::new(Duration::from_millis(500)), |c| c.shutdown_grace = Duration::from_millis(50)).await;
+    let s =
+        Service::with(FakeDriver::new(Duration::from_millis(500)), |c| c.shutdown_grace = Duration::from_millis(50))
+            .await;
     let request = s
         .request(http::Method::POST, "/v1/machines")
         .header("content-type", "application/json")
@@ -190,7 +197,11 @@ async fn what_cannot_be_made_is_refused_before_anything_is_written() {
     let full = s.post("/v1/machines", body()).await;
     assert_eq!(full.code(), "overloaded");
     assert!(full.headers.contains_key("retry-after"));
-    assert_eq!(s.post_with("/v1/machines", body(), &[KEY]).await.status, 200, "a repeated create still finds its machine");
+    assert_eq!(
+        s.post_with("/v1/machines", body(), &[KEY]).await.status,
+        200,
+        "a repeated create still finds its machine"
+    );
     s.post(&Machine::of(&first.json()).path("/stop"), json!({})).await.ok();
     assert_eq!(s.post("/v1/machines", body()).await.status, 201, "room again");
 }
@@ -209,7 +220,10 @@ async fn persistent_machines_have_no_idle_timeout_unless_one_is_given() {
 
 #[tokio::test]
 async fn creations_beyond_the_bound_are_refused_not_queued() {
-    let s = Service::on(Arc::new(TempDir::new().unwrap()), FakeDriver::new(Duration::from_millis(500)), |c| c.max_creating = 2).await;
+    let s = Service::on(Arc::new(TempDir::new().unwrap()), FakeDriver::new(Duration::from_millis(500)), |c| {
+        c.max_creating = 2
+    })
+    .await;
     let replies = futures::future::join_all((0..5).map(|_| s.post("/v1/machines", body()))).await;
     assert_eq!(replies.iter().filter(|r| r.status == 201).count(), 2);
     assert!(replies.iter().filter(|r| r.status != 201).all(|r| r.code() == "overloaded"));

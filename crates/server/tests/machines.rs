@@ -36,9 +36,13 @@ async fn every_call_acts_on_the_generation_it_names_or_on_none() {
     ];
     let future = Machine { created_at: "2100-01-01T00:00:00.000Z".into(), ..new.clone() };
     for (method, rest, body) in &calls {
-        for (machine, expected) in [(&old, "generation_mismatch"), (&future, "generation_mismatch"),
-            (&Machine { id: "nobody".into(), ..old.clone() }, "not_found"), (&Machine { id: "A".into(), ..old.clone() }, "not_found"),
-            (&Machine { created_at: "yesterday".into(), ..old.clone() }, "invalid_request")] {
+        for (machine, expected) in [
+            (&old, "generation_mismatch"),
+            (&future, "generation_mismatch"),
+            (&Machine { id: "nobody".into(), ..old.clone() }, "not_found"),
+            (&Machine { id: "A".into(), ..old.clone() }, "not_found"),
+            (&Machine { created_at: "yesterday".into(), ..old.clone() }, "invalid_request"),
+        ] {
             let mut path = machine.path(rest);
             if rest.starts_with("/files") {
                 path.push_str("&path=/tmp/x");
@@ -104,7 +108,10 @@ async fn a_machine_whose_vmm_died_is_failed_with_the_reason_and_never_replaced()
         let now = s.get(&m.path("")).await.ok();
         if now["state"] == "failed" {
             assert_eq!(now["reason"]["code"], "vmm_died");
-            assert_eq!(s.post(&m.path("/commands/run"), json!({"command": "true"})).await.code(), "machine_not_running");
+            assert_eq!(
+                s.post(&m.path("/commands/run"), json!({"command": "true"})).await.code(),
+                "machine_not_running"
+            );
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -127,7 +134,13 @@ async fn extend_never_shortens_and_looking_never_extends() {
     tokio::time::sleep(std::time::Duration::from_millis(30)).await;
     let seen = s.get(&m.path("")).await.ok();
     assert_eq!((hard(&seen), &seen["idleDeadlineMs"]), (hard(&longer), &longer["idleDeadlineMs"]));
-    for bad in [json!({}), json!({"ttlSeconds": 1}), json!({"ttlSeconds": 604_801}), json!({"idleTimeoutSeconds": 1}), json!({"ttl": 60})] {
+    for bad in [
+        json!({}),
+        json!({"ttlSeconds": 1}),
+        json!({"ttlSeconds": 604_801}),
+        json!({"idleTimeoutSeconds": 1}),
+        json!({"ttl": 60}),
+    ] {
         assert_eq!(s.post(&m.path("/extend"), bad.clone()).await.code(), "invalid_request", "{bad}");
     }
 }
@@ -154,7 +167,12 @@ async fn lists_are_paged_newest_first_and_filtered() {
         let (s, path) = (&s, path.to_owned());
         async move {
             let page = s.get(&path).await.ok();
-            page["machines"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            page["machines"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| m["id"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
         }
     };
     assert_eq!(ids("/v1/machines?metadata.parity=1").await, ["m5", "m3", "m1"]);
@@ -164,7 +182,9 @@ async fn lists_are_paged_newest_first_and_filtered() {
     s.post(&m3.path("/stop"), json!({})).await.ok();
     assert_eq!(ids("/v1/machines?state=stopped").await, ["m3"]);
     assert_eq!(ids("/v1/machines?state=running&metadata.parity=1").await, ["m5", "m1"]);
-    for bad in ["limit=0", "limit=1001", "limit=x", "cursor=x", "state=dead", "stat=running", "limit=1&limit=2", "limit=%ff"] {
+    for bad in
+        ["limit=0", "limit=1001", "limit=x", "cursor=x", "state=dead", "stat=running", "limit=1&limit=2", "limit=%ff"]
+    {
         assert_eq!(s.get(&format!("/v1/machines?{bad}")).await.code(), "invalid_request", "{bad}");
     }
 }
@@ -178,7 +198,10 @@ async fn commands_report_what_happened() {
         async move { s.post(&m.path("/commands/run"), body).await }
     };
     let r = run(json!({"command": "echo hi"})).await.ok();
-    assert_eq!((text(&r["stdoutBase64"]).as_str(), &r["exitCode"], &r["timedOut"], &r["signal"]), ("hi\n", &json!(0), &json!(false), &Value::Null));
+    assert_eq!(
+        (text(&r["stdoutBase64"]).as_str(), &r["exitCode"], &r["timedOut"], &r["signal"]),
+        ("hi\n", &json!(0), &json!(false), &Value::Null)
+    );
     let r = run(json!({"command": "exit 7"})).await;
     assert_eq!((r.status.as_u16(), &r.json()["exitCode"]), (200, &json!(7)), "a non-zero exit is a normal result");
     let r = run(json!({"command": ["cat"], "stdinBase64": STANDARD.encode("given")})).await.ok();
@@ -199,7 +222,14 @@ async fn files_go_both_ways_byte_for_byte_whatever_their_name() {
     let s = Service::start().await;
     let m = s.machine().await;
     let content: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
-    for name in ["/tmp/re%22port", "/tmp/a%0Ab", "/tmp/x%5C", "/tmp/%C3%A9", "/tmp/-dash%20%2B%26%3D", &format!("/tmp/{}", "n".repeat(255))] {
+    for name in [
+        "/tmp/re%22port",
+        "/tmp/a%0Ab",
+        "/tmp/x%5C",
+        "/tmp/%C3%A9",
+        "/tmp/-dash%20%2B%26%3D",
+        &format!("/tmp/{}", "n".repeat(255)),
+    ] {
         let path = format!("{}&path={name}", m.path("/files/content"));
         let written = s.put(&format!("{path}&mode=0600"), content.clone()).await.ok();
         assert_eq!(written, json!({"size": 3_000_000}), "{name}");
@@ -215,7 +245,16 @@ async fn files_go_both_ways_byte_for_byte_whatever_their_name() {
     }
     let at = |q: &str| format!("{}&{q}", m.path("/files/content"));
     assert_eq!(s.get(&at("path=/tmp/none")).await.code(), "file_not_found");
-    for bad in ["path=tmp/x", "path=/a%00b", "path=", "", "path=/tmp/x&offset=-1", "path=/tmp/x&length=x", "path=/%ff", "path=/tmp/x&what=1"] {
+    for bad in [
+        "path=tmp/x",
+        "path=/a%00b",
+        "path=",
+        "",
+        "path=/tmp/x&offset=-1",
+        "path=/tmp/x&length=x",
+        "path=/%ff",
+        "path=/tmp/x&what=1",
+    ] {
         assert_eq!(s.get(&at(bad)).await.code(), "invalid_request", "{bad}");
         assert_eq!(s.put(&at(bad), "x").await.code(), "invalid_request", "{bad}");
     }
@@ -250,13 +289,22 @@ async fn an_upload_that_is_announced_too_large_is_refused_before_it_is_sent() {
 async fn capabilities_say_what_the_driver_says_and_nothing_more() {
     let s = Service::start().await;
     let c = s.get("/v1/capabilities").await.ok();
-    assert_eq!((&c["driver"], &c["isolation"]["kind"], &c["isolation"]["accelerator"]), (&json!("fake"), &json!("shared-kernel"), &Value::Null));
+    assert_eq!(
+        (&c["driver"], &c["isolation"]["kind"], &c["isolation"]["accelerator"]),
+        (&json!("fake"), &json!("shared-kernel"), &Value::Null)
+    );
     assert_eq!(c["networking"], json!({"internet": false, "internetControl": true, "internetDefault": false}));
     assert_eq!(c["templates"], json!(["node", "python"]));
     assert_eq!(c["sizes"].as_array().unwrap().len(), 4);
     assert!(c["isolation"]["jail"].as_object().unwrap().values().all(|v| v == false));
-    for (flag, path) in [(&c["persistence"]["fork"], "/fork"), (&c["persistence"]["pauseResume"], "/pause"), (&c["previews"]["supported"], "/previews"),
-                         (&c["execution"]["managedJobs"], "/commands"), (&c["files"]["list"], "/files"), (&c["observability"]["lifecycleEvents"], "/events")] {
+    for (flag, path) in [
+        (&c["persistence"]["fork"], "/fork"),
+        (&c["persistence"]["pauseResume"], "/pause"),
+        (&c["previews"]["supported"], "/previews"),
+        (&c["execution"]["managedJobs"], "/commands"),
+        (&c["files"]["list"], "/files"),
+        (&c["observability"]["lifecycleEvents"], "/events"),
+    ] {
         assert_eq!(flag, &json!(false), "{path}");
         let m = format!("/v1/machines/x{path}");
         assert_eq!(s.post(&m, json!({})).await.code(), "not_found", "{path}: what is false is not there");

@@ -20,13 +20,19 @@ fn the_description_is_openapi_3_1_and_every_part_is_described() {
     for (path, item) in d["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let at = format!("{method} {path}");
-            assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()), "{at}: operationId is not unique");
+            assert!(
+                ids.insert(operation["operationId"].as_str().unwrap().to_owned()),
+                "{at}: operationId is not unique"
+            );
             assert!(!operation["summary"].as_str().unwrap().is_empty(), "{at}");
             assert!(operation["security"].is_array(), "{at}");
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.keys().any(|s| s.starts_with('2')) && responses.contains_key("default"), "{at}");
             for (status, response) in responses {
-                assert!(!response["description"].as_str().unwrap_or_default().is_empty(), "{at} {status} has no description");
+                assert!(
+                    !response["description"].as_str().unwrap_or_default().is_empty(),
+                    "{at} {status} has no description"
+                );
             }
             let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
             for p in &parameters {
@@ -62,7 +68,8 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
     assert!(count > 20);
     for (name, schema) in d["components"]["schemas"].as_object().unwrap() {
         for (property, p) in schema["properties"].as_object().into_iter().flatten() {
-            let described = p["description"].is_string() || p["oneOf"].as_array().is_some_and(|all| all.iter().any(|o| o["description"].is_string()));
+            let described = p["description"].is_string()
+                || p["oneOf"].as_array().is_some_and(|all| all.iter().any(|o| o["description"].is_string()));
             assert!(described || p["$ref"].is_string(), "{name}.{property} has no description");
         }
     }
@@ -76,7 +83,8 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
 #[tokio::test]
 async fn the_service_serves_what_is_committed_and_has_every_path_in_it() {
     let s = common::Service::start().await;
-    let request = http::Request::builder().uri("/v1/openapi.json").header("host", "localhost").body(Default::default()).unwrap();
+    let request =
+        http::Request::builder().uri("/v1/openapi.json").header("host", "localhost").body(Default::default()).unwrap();
     let reply = s.send(request).await;
     assert_eq!(reply.json(), common::document());
     for (path, item) in common::document()["paths"].as_object().unwrap() {

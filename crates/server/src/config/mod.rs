@@ -44,9 +44,11 @@ keys! {
     "database", "MAINBRELLA_DATABASE", "URL", "", "postgres://…, or sqlite:FILE. Default: mainbrella.sqlite in the data directory.";
     "host-name", "MAINBRELLA_HOST_NAME", "NAME", "local", "Name of this host in machine records; must differ between hosts that share a database.";
     "accel", "MAINBRELLA_ACCEL", "auto|kvm|tcg", "auto", "What executes guest instructions. auto: KVM where a trial boot with it has succeeded.";
-    "pool-size", "MAINBRELLA_POOL_SIZE", "N", "2", "Waiting VMM processes that make creates faster; 0 for none.";
+    "pool-size", "MAINBRELLA_POOL_SIZE", "N", "1", "Waiting VMM processes for each template size in use, which make creates faster; 0 for none.";
+    "qemu", "MAINBRELLA_QEMU", "FILE", "/usr/bin/qemu-system-x86_64", "The QEMU program.";
+    "guest-agent", "MAINBRELLA_GUEST_AGENT", "FILE", "", "The guest agent, a static program. Default: mainbrella-guest beside this program.";
     "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
-    "max-machines-per-project", "MAINBRELLA_MAX_MACHINES_PER_PROJECT", "N", "500", "Most living machines of one project.";
+    "max-machines-per-project", "MAINBRELLA_MAX_MACHINES_PER_PROJECT", "N", "500", "Most living machines of one project on this host.";
     "max-creating", "MAINBRELLA_MAX_CREATING", "N", "64", "Most machines being made at once; further creates are refused as overloaded.";
     "idle-timeout-seconds", "MAINBRELLA_IDLE_TIMEOUT_SECONDS", "N", "0", "Idle timeout of machines whose create names none and is not persistent; 0 for none.";
     "rate-per-second", "MAINBRELLA_RATE_PER_SECOND", "N", "10000", "Requests a second of one key.";
@@ -74,8 +76,12 @@ pub struct ServerConfig {
     pub host_name: String,
     /// What executes guest instructions.
     pub accel: Accel,
-    /// Waiting VMM processes.
+    /// Waiting VMM processes for each template size in use.
     pub pool_size: u32,
+    /// QEMU's program.
+    pub qemu: PathBuf,
+    /// The guest agent; `None`: `mainbrella-guest` beside this program.
+    pub guest_agent: Option<PathBuf>,
     /// Most living machines on this host.
     pub max_machines: u32,
     /// Most living machines of one project.
@@ -137,6 +143,8 @@ impl ServerConfig {
             host_name: read.with("host-name", value::host_name),
             accel: read.with("accel", value::accel),
             pool_size: read.number("pool-size", 0, 64),
+            qemu: read.with("qemu", value::absolute_path).unwrap_or_default(),
+            guest_agent: read.with("guest-agent", value::absolute_path),
             max_machines: read.number("max-machines", 1, 16_384),
             max_machines_per_project: read.number("max-machines-per-project", 1, 16_384),
             max_creating: read.number("max-creating", 1, 1024),

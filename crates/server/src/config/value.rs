@@ -1,5 +1,6 @@
 //! What each value may look like.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mainbrella_types::machine::check_idle;
@@ -60,6 +61,14 @@ pub(super) fn idle_timeout(s: &str) -> Parsed<Option<Duration>> {
     }
     check_idle(seconds.saturating_mul(1000)).map_err(|e| format!("must be 0 or {}", e.expected))?;
     Ok(Some(Duration::from_secs(seconds)))
+}
+
+pub(super) fn absolute_path(s: &str) -> Parsed<Option<PathBuf>> {
+    match s {
+        "" => Ok(None),
+        s if s.starts_with('/') => Ok(Some(s.into())),
+        _ => Err("must be an absolute path".into()),
+    }
 }
 
 pub(super) fn database(s: &str) -> Parsed<Option<DatabaseUrl>> {

@@ -54,7 +54,7 @@ pub(crate) async fn create(
         Made::New(record) => (StatusCode::CREATED, record),
         Made::Before(record) => (StatusCode::OK, record),
     };
-    let mut response = json(status, &convert::machine(record, &state.traits))?;
+    let mut response = json(status, &convert::machine(record, &state.traits()))?;
     if matches!(made, Made::Before(_)) {
         response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
     }

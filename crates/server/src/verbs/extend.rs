@@ -36,5 +36,5 @@ pub(crate) async fn extend(
     idle_ms.map_or(Ok(()), check_idle)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let record = handle.extend(ttl_ms, idle_ms).await?;
-    json(StatusCode::OK, &convert::machine(&record, &state.traits))
+    json(StatusCode::OK, &convert::machine(&record, &state.traits()))
 }

@@ -32,6 +32,6 @@ pub(crate) async fn get(
         Some(created_at) => fence::generation(&state, &permit, &id, created_at).await?,
         None => fence::newest(&state, &permit, &id).await?,
     };
-    let machine = found.with(|record| convert::machine(record, &state.traits));
+    let machine = found.with(|record| convert::machine(record, &state.traits()));
     json(StatusCode::OK, &machine)
 }

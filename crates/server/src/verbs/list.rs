@@ -32,11 +32,12 @@ pub(crate) async fn list(State(state): State<AppState>, permit: Permit, mut quer
     }
     let asked = ListQuery { project: permit.project, states: states.into_iter().collect(), metadata, before, limit };
     let page = state.store.list(&asked).await?;
+    let traits = state.traits();
     let machines = page.machines.iter().map(|record| {
         // Living machines as their actors know them, so that lists and looks agree.
         match state.engine.machine(&record.key) {
-            Some(handle) if !record.state.is_final() => convert::machine(&handle.watch().borrow(), &state.traits),
-            _ => convert::machine(record, &state.traits),
+            Some(handle) if !record.state.is_final() => convert::machine(&handle.watch().borrow(), &traits),
+            _ => convert::machine(record, &traits),
         }
     });
     let machines = machines.collect();

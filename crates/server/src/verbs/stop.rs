@@ -41,5 +41,5 @@ pub(crate) async fn stop(
             ));
         }
     };
-    json(StatusCode::OK, &StopResult { outcome, machine: convert::machine(&record, &state.traits) })
+    json(StatusCode::OK, &StopResult { outcome, machine: convert::machine(&record, &state.traits()) })
 }
