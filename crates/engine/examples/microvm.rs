@@ -199,7 +199,7 @@ fn unique_mib(pid: i32) -> Option<u64> {
     let kib = |name: &str| -> u64 {
         text.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
     };
-    Some((kib("Private_Clean:") + kib("Private_Dirty:")) / 1024)
+    Some((kib("Private_Dirty:")) / 1024)
 }
 
 /// The floor: the same QEMU with the same arguments, started without jail, group or record.

@@ -24,6 +24,8 @@ use crate::error::DriverError;
 
 /// Time-out of one call to QEMU that does no work.
 pub(super) const QUICK: Duration = Duration::from_secs(10);
+/// Longest time for a warm-up command.
+const WARM_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The files a machine is booted from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +130,7 @@ async fn boot(order: &ColdOrder<'_>, folder: &Path, group: &str) -> Result<Boote
 }
 
 /// Waits for the agent's first answer.
-async fn attach(folder: &Path, vmm: &Vmm, until: Instant) -> Result<GuestClient, String> {
+pub(super) async fn attach(folder: &Path, vmm: &Vmm, until: Instant) -> Result<GuestClient, String> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -163,6 +165,57 @@ pub(super) async fn console(qmp: &Qmp) -> String {
     match qmp.call("ringbuf-read", arguments, QUICK).await {
         Ok(v) => printable(v.as_str().unwrap_or("").as_bytes()),
         Err(e) => format!("(not readable: {e})"),
+    }
+}
+
+/// Brings a guest to rest: user processes frozen, host gone, virtual processors stopped. `whole`: file systems are written
+/// out and the guest has time to become idle, as for a capture.
+pub(super) async fn rest(client: &GuestClient, qmp: &Qmp, whole: bool) -> Result<(), DriverError> {
+    let stage = |e: super::qmp::QmpError| DriverError::Stage { stage: "bringing the guest to rest", detail: chain(&e) };
+    let request = pb::QuiesceRequest { freeze: true, sync: whole, ..Default::default() };
+    client
+        .rpc()
+        .quiesce(request)
+        .await
+        .map_err(|e| DriverError::Stage { stage: "bringing the guest to rest", detail: format!("{e}") })?;
+    client.close();
+    // The agent must have seen the host go, or its first moments in every machine are spent on a dead connection.
+    let until = Instant::now() + QUICK;
+    loop {
+        let list = qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
+        let gone = list.as_array().is_some_and(|l| {
+            l.iter().any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
+        });
+        if gone {
+            break;
+        }
+        if Instant::now() > until {
+            return Err(DriverError::Stage { stage: "closing the link", detail: "QEMU still sees a client".to_owned() });
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(if whole { 150 } else { 20 })).await;
+    qmp.call("stop", json!({}), QUICK).await.map_err(stage)?;
+    Ok(())
+}
+
+/// Runs a command so that what it needs is in the guest's page cache. That it is not there is no failure.
+pub(super) async fn warm(client: &GuestClient, argv: &[&str]) {
+    let request = pb::StartJobRequest {
+        job_id: format!("warm-{}", argv[0].rsplit('/').next().unwrap_or("command")),
+        argv: argv.iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        timeout_ms: u64::try_from(WARM_PATIENCE.as_millis()).unwrap_or(0),
+        output_limit: 1024,
+        forget_when_followed: true,
+        ..Default::default()
+    };
+    let run = async {
+        let mut stream = client.streams().run_job(request).await.ok()?;
+        while let Ok(Some(_)) = stream.message().await {}
+        Some(())
+    };
+    if tokio::time::timeout(WARM_PATIENCE + QUICK, run).await.is_err() {
+        tracing::debug!(command = argv[0], "a warm-up command did not end in time");
     }
 }
 

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainbrella_guest_protocol::host::GuestClient;
-use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
 use mainbrella_types::{Accelerator, SizeClass, SizeSpec, TemplateName};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -26,8 +24,6 @@ use crate::error::DriverError;
 const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 /// Boots tried before giving up.
 const BOOT_ATTEMPTS: u32 = 3;
-/// Longest time for a warm-up command.
-const WARM_PATIENCE: Duration = Duration::from_secs(20);
 /// How far the counter's rate may be from the one a template was frozen with.
 const TSC_TOLERANCE_PER_MILLE: u32 = 5;
 
@@ -329,37 +325,9 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
 async fn quiet(booted: &boot::Booted, half: &Path) -> Result<PathBuf, DriverError> {
     let stage = |e: super::qmp::QmpError| DriverError::Stage { stage: "saving the device state", detail: chain(&e) };
     for argv in [&["/bin/sh", "-lc", "true"][..], &["python3", "-c", "pass"], &["node", "-e", "0"]] {
-        warm(&booted.client, argv).await;
+        boot::warm(&booted.client, argv).await;
     }
-    let request = pb::QuiesceRequest { freeze: true, sync: true, ..Default::default() };
-    booted
-        .client
-        .rpc()
-        .quiesce(request)
-        .await
-        .map_err(|e| DriverError::Stage { stage: "bringing the guest to rest", detail: format!("{e}") })?;
-    booted.client.close();
-    // The agent must have seen the host go, or its first minute in every machine is spent on a dead connection.
-    let until = Instant::now() + QUICK;
-    loop {
-        let list = booted.qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
-        let gone = list.as_array().is_some_and(|l| {
-            l.iter()
-                .any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
-        });
-        if gone {
-            break;
-        }
-        if Instant::now() > until {
-            return Err(DriverError::Stage {
-                stage: "closing the link",
-                detail: "QEMU still sees a client".to_owned(),
-            });
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(150)).await;
-    booted.qmp.call("stop", json!({}), QUICK).await.map_err(stage)?;
+    boot::rest(&booted.client, &booted.qmp, true).await?;
     let path = half.join("device");
     let file = File::create(&path).map_err(|e| DriverError::io("making the device state file", e))?;
     let set = json!({"fdset-id": 9});
@@ -367,26 +335,6 @@ async fn quiet(booted: &boot::Booted, half: &Path) -> Result<PathBuf, DriverErro
     let to = json!({"filename": "/dev/fdset/9"});
     booted.qmp.call("xen-save-devices-state", to, Duration::from_secs(60)).await.map_err(stage)?;
     Ok(path)
-}
-
-/// Runs a command so that what it needs is in the guest's page cache. That it is not there is no failure.
-async fn warm(client: &GuestClient, argv: &[&str]) {
-    let request = pb::StartJobRequest {
-        job_id: format!("warm-{}", argv[0].rsplit('/').next().unwrap_or("command")),
-        argv: argv.iter().map(|a| a.as_bytes().to_vec().into()).collect(),
-        timeout_ms: u64::try_from(WARM_PATIENCE.as_millis()).unwrap_or(0),
-        output_limit: 1024,
-        forget_when_followed: true,
-        ..Default::default()
-    };
-    let run = async {
-        let mut stream = client.streams().run_job(request).await.ok()?;
-        while let Ok(Some(_)) = stream.message().await {}
-        Some(())
-    };
-    if tokio::time::timeout(WARM_PATIENCE + QUICK, run).await.is_err() {
-        tracing::debug!(command = argv[0], "a warm-up command did not end in time");
-    }
 }
 
 #[cfg(test)]

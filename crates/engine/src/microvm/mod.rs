@@ -8,6 +8,7 @@ pub mod boot;
 pub mod command_line;
 pub mod folder;
 pub mod freeze;
+pub mod images;
 pub mod instance;
 mod launch;
 pub mod pool;
@@ -30,6 +31,7 @@ use sha2::{Digest, Sha256};
 
 pub use accelerator::{AcceleratorChoice, Verdict};
 pub use boot::BootFiles;
+pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
 use crate::driver::{Adoption, Driver, Instance, LaunchOrder, TemplateInfo};
@@ -80,21 +82,6 @@ impl MicroVmConfig {
             cool_after: Duration::from_secs(600),
         }
     }
-}
-
-/// Where templates come from. Calls may block.
-pub trait Images: Send + Sync + 'static {
-    /// The files `template` is booted from.
-    ///
-    /// # Errors
-    /// `TemplateMissing` when it is not built.
-    fn boot_files(&self, template: &TemplateName) -> Result<BootFiles, DriverError>;
-
-    /// Templates that are built: name, digest and size of the root image.
-    ///
-    /// # Errors
-    /// When they cannot be listed.
-    fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError>;
 }
 
 pub(crate) struct Inner {

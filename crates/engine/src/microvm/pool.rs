@@ -1,6 +1,8 @@
-//! Waiting VMMs: started, in their jail, unrestored. A create takes one and is spared QEMU's own start.
+//! Waiting VMMs: started, in their jail, restored and stopped. A create takes one and is spared QEMU's own start.
 //!
-//! A waiting VMM knows nothing of any machine and was never used; it is handed out once and never comes back.
+//! Under software emulation the guest's first answers are slow because QEMU has to translate its code first, so a waiting
+//! VMM has already answered and run a command that does nothing; with fresh entropy of its own, and frozen and stopped
+//! again afterwards. It knows nothing of any machine, is handed out once and never comes back.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -8,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
 use mainbrella_types::Accelerator;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -22,6 +25,8 @@ use crate::error::DriverError;
 
 /// Longest time for loading device state.
 const RESTORE_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time for the first answers of a waiting VMM.
+const WARM_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A VMM that waits for device state.
 pub struct Prepared {
@@ -30,6 +35,8 @@ pub struct Prepared {
     pub(super) vmm: Vmm,
     pub(super) qmp: Qmp,
     pub(super) events: mpsc::Receiver<Event>,
+    /// Whether it is restored already and only has to go on.
+    pub(super) restored: bool,
 }
 
 /// Starts a VMM for machines of `frozen` up to the point where only device state is missing. On failure its folder
@@ -70,7 +77,7 @@ pub(super) async fn prepare(
         {"capability": "events", "state": true},
     ]});
     qmp.call("migrate-set-capabilities", capabilities, QUICK).await.map_err(|e| failed(&e, &vmm))?;
-    Ok(Prepared { folder, group, vmm, qmp, events })
+    Ok(Prepared { folder, group, vmm, qmp, events, restored: false })
 }
 
 fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
@@ -78,8 +85,17 @@ fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
     DriverError::Stage { stage: "restoring the machine", detail: format!("{}; QEMU: {said}", chain(e)) }
 }
 
-/// Loads device state and lets the machine run.
+/// Loads device state, unless that is done, and lets the machine run.
 pub(super) async fn awaken(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
+    if !p.restored {
+        load(p, frozen).await?;
+        p.restored = true;
+    }
+    p.qmp.call("cont", json!({}), QUICK).await.map_err(|e| failed(&e, &p.vmm))?;
+    Ok(())
+}
+
+async fn load(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     let device = frozen.open_device()?;
     let vmm = &p.vmm;
     let fail = |e: QmpError| failed(&e, vmm);
@@ -101,9 +117,28 @@ pub(super) async fn awaken(p: &mut Prepared, frozen: &Frozen) -> Result<(), Driv
     tokio::time::timeout(RESTORE_PATIENCE, loaded)
         .await
         .map_err(|_| failed(&QmpError::TimedOut("migrate-incoming"), vmm))?
-        .map_err(|e| failed(&e, vmm))?;
-    p.qmp.call("cont", json!({}), QUICK).await.map_err(|e| failed(&e, vmm))?;
-    Ok(())
+        .map_err(|e| failed(&e, vmm))
+}
+
+/// Lets a prepared VMM answer once and stops it again.
+async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
+    awaken(p, frozen).await?;
+    let until = Instant::now() + WARM_PATIENCE;
+    let stage = |detail: String| DriverError::Stage { stage: "warming a waiting VMM", detail };
+    let client = boot::attach(&p.folder, &p.vmm, until).await.map_err(stage)?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut entropy = vec![0u8; 64];
+    getrandom::fill(&mut entropy).map_err(|e| stage(format!("no random bytes: {e}")))?;
+    let request = pb::ConfigureRequest {
+        clock_realtime_ns: i64::try_from(now.as_nanos()).unwrap_or(0),
+        entropy: entropy.into(),
+        ..Default::default()
+    };
+    client.rpc().configure(request).await.map_err(|e| stage(format!("{e}")))?;
+    for argv in [&["/bin/sh", "-lc", "true"][..], &["true"]] {
+        boot::warm(&client, argv).await;
+    }
+    boot::rest(&client, &p.qmp, false).await
 }
 
 struct Shelf {
@@ -188,7 +223,12 @@ impl Pool {
             let group = uuid::Uuid::now_v7().simple().to_string();
             let folder = self.parent.join(&group);
             match prepare(host, accelerator, frozen, folder.clone(), group.clone()).await {
-                Ok(p) => {
+                Ok(mut p) => {
+                    if let Err(e) = warm_up(&mut p, frozen).await {
+                        tracing::warn!(error = %chain(&e), "a waiting VMM could not be warmed; the next create starts its own");
+                        discard(host, p).await;
+                        return;
+                    }
                     let mut spare = Some(p);
                     if !self.is_closed()
                         && let Some(shelf) = self.shelves().get_mut(&frozen.key)
@@ -241,7 +281,7 @@ impl Pool {
 
 /// Ends a waiting VMM and removes it.
 pub(super) async fn discard(host: &Arc<Host>, p: Prepared) {
-    let Prepared { folder, group, vmm, qmp, events } = p;
+    let Prepared { folder, group, vmm, qmp, events, .. } = p;
     drop((qmp, events));
     if let Err(e) = vmm.process.end(QUICK).await {
         tracing::warn!(error = %e, "a waiting VMM does not end");
