@@ -32,7 +32,11 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 /// Foreign crates that a crate of ours must not use, with the reason.
 const ABSENT: &[(&str, &[&str], &str)] = &[
-    ("types", &["serde", "serde_json", "tokio", "futures", "async-trait"], "types has no I/O, no clock, no async, no serde"),
+    (
+        "types",
+        &["serde", "serde_json", "tokio", "futures", "async-trait"],
+        "types has no I/O, no clock, no async, no serde",
+    ),
     ("engine", &["axum", "tower-http", "utoipa", "sqlx"], "engine knows neither the store nor HTTP servers"),
     ("store", &["axum", "hyper", "http", "tower-http", "utoipa"], "store knows no HTTP"),
     ("api", &["tokio", "axum", "sqlx", "hyper"], "api only says what travels over the wire"),
@@ -69,7 +73,8 @@ pub fn check(crates: &[Crate]) -> Vec<Finding> {
         for dependency in &one.depends_on {
             let ours = allowed.contains_key(dependency.as_str());
             if ours && !may.contains(&dependency.as_str()) {
-                findings.push(Finding::new(&place, format!("depends on {dependency}; ARCHITECTURE.md has no such arrow")));
+                findings
+                    .push(Finding::new(&place, format!("depends on {dependency}; ARCHITECTURE.md has no such arrow")));
             }
             for (_, names, reason) in ABSENT.iter().filter(|(name, ..)| *name == one.name) {
                 if names.contains(&dependency.as_str()) {
@@ -83,14 +88,15 @@ pub fn check(crates: &[Crate]) -> Vec<Finding> {
 
 /// Checks that the table of rooms lists every crate under `crates/`, and none that is not there.
 pub fn check_table(crates: &[Crate], architecture: &str) -> Vec<Finding> {
-    let rows: Vec<&str> =
-        architecture.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).collect();
+    let rows: Vec<&str> = architecture.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).collect();
     let in_rooms = |name: &str| !matches!(name, "tests" | "xtask");
     let missing = crates.iter().filter(|c| in_rooms(&c.name) && !rows.contains(&c.name.as_str()));
     let extra = rows.iter().filter(|r| !crates.iter().any(|c| c.name == **r));
     missing
         .map(|c| Finding::new("ARCHITECTURE.md", format!("the table of rooms does not list {}", c.name)))
-        .chain(extra.map(|r| Finding::new("ARCHITECTURE.md", format!("the table of rooms lists {r}, which is no crate"))))
+        .chain(
+            extra.map(|r| Finding::new("ARCHITECTURE.md", format!("the table of rooms lists {r}, which is no crate"))),
+        )
         .collect()
 }
 
@@ -114,13 +120,19 @@ mod tests {
 
     #[test]
     fn wrong_arrows_are_found_and_right_ones_are_not() {
-        let good = package("mainbrella-engine", &[("mainbrella-types", "normal"), ("mainbrella-guest-protocol", "build"), ("tokio", "normal")]);
+        let good = package(
+            "mainbrella-engine",
+            &[("mainbrella-types", "normal"), ("mainbrella-guest-protocol", "build"), ("tokio", "normal")],
+        );
         assert_eq!(told(vec![good]), Vec::<String>::new());
         let bad = told(vec![package("mainbrella-engine", &[("mainbrella-store", "normal"), ("axum", "normal")])]);
-        assert_eq!(bad, [
-            "crate engine: depends on store; ARCHITECTURE.md has no such arrow",
-            "crate engine: depends on axum; engine knows neither the store nor HTTP servers",
-        ]);
+        assert_eq!(
+            bad,
+            [
+                "crate engine: depends on store; ARCHITECTURE.md has no such arrow",
+                "crate engine: depends on axum; engine knows neither the store nor HTTP servers",
+            ]
+        );
         assert_eq!(told(vec![package("mainbrella-types", &[("serde", "normal")])]).len(), 1);
         assert_eq!(told(vec![package("mainbrella-store", &[("mainbrella-engine", "build")])]).len(), 1);
         assert_eq!(told(vec![package("mainbrella-utils", &[])]).len(), 1);
@@ -133,12 +145,16 @@ mod tests {
 
     #[test]
     fn the_table_must_list_exactly_the_crates() {
-        let crates = [Crate { name: "types".into(), ..Crate::default() }, Crate { name: "net".into(), ..Crate::default() }];
+        let crates =
+            [Crate { name: "types".into(), ..Crate::default() }, Crate { name: "net".into(), ..Crate::default() }];
         let table = "| crate | purpose |\n|---|---|\n| `types` | words | – |\n| `preview` | later | – |\n";
         let found: Vec<String> = check_table(&crates, table).iter().map(ToString::to_string).collect();
-        assert_eq!(found, [
-            "ARCHITECTURE.md: the table of rooms does not list net",
-            "ARCHITECTURE.md: the table of rooms lists preview, which is no crate",
-        ]);
+        assert_eq!(
+            found,
+            [
+                "ARCHITECTURE.md: the table of rooms does not list net",
+                "ARCHITECTURE.md: the table of rooms lists preview, which is no crate",
+            ]
+        );
     }
 }
