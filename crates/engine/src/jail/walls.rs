@@ -80,12 +80,20 @@ fn mount_tree(spec: &JailSpec) -> io::Result<()> {
         mount_bind(path, &target)?;
         set_attributes(&target, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)?;
     }
+    let dev = top.join("dev");
+    fs::create_dir(&dev)?;
+    mount("none", &dev, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, Some(c"mode=0755,size=16k,nr_inodes=32"))?;
     for path in &spec.devices {
         let target = within(top, path);
-        make_target(&target, false)?;
-        mount_bind(path, &target)?;
-        set_attributes(&target, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)?;
+        // A node of its own, so that the jail's user may open it whatever the mode of the host's node is. Where making
+        // nodes is not allowed (user namespaces, containers), the host's.
+        if spec.uid.is_none() || make_node(path, &target).is_err() {
+            make_target(&target, false)?;
+            mount_bind(path, &target)?;
+            set_attributes(&target, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)?;
+        }
     }
+    set_attributes(&dev, libc::MOUNT_ATTR_RDONLY)?;
     if spec.walls.pid_namespace {
         let target = top.join("proc");
         fs::create_dir(&target)?;
@@ -104,6 +112,24 @@ fn mount_tree(spec: &JailSpec) -> io::Result<()> {
 
 fn within(top: &Path, path: &Path) -> PathBuf {
     top.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn make_node(path: &Path, target: &Path) -> io::Result<()> {
+    use nix::sys::stat::{Mode, SFlag, mknod};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+    let device = fs::metadata(path)?;
+    if !device.file_type().is_char_device() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    mknod(target, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), device.rdev())?;
+    let open = || {
+        fs::set_permissions(target, fs::Permissions::from_mode(0o666))?;
+        // A device controller may forbid what making it did not.
+        fs::File::open(target).map(drop)
+    };
+    open().inspect_err(|_| {
+        let _ = fs::remove_file(target);
+    })
 }
 
 fn make_target(target: &Path, dir: bool) -> io::Result<()> {

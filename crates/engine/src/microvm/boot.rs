@@ -18,7 +18,7 @@ use super::command_line::{CONSOLE_BYTES, Start};
 use super::folder::AGENT_SOCKET;
 use super::qmp::{Event, Qmp};
 use super::sealed_memory::{anonymous, sealed_copy};
-use super::vmm::{Host, Vmm, VmmOrder, chain, control, log_text, printable, start};
+use super::vmm::{Host, Vmm, VmmOrder, chain, control, log_text, plain, printable, start};
 use super::{folder, vmm};
 use crate::error::DriverError;
 
@@ -122,7 +122,7 @@ async fn boot(order: &ColdOrder<'_>, folder: &Path, group: &str) -> Result<Boote
             let said = vmm.log.as_ref().map_or_else(String::new, log_text);
             return Err(DriverError::Stage {
                 stage: "booting the guest to its agent",
-                detail: format!("{seen}; console: {}; QEMU: {said}", console(&qmp).await),
+                detail: format!("{seen}; console: {}; QEMU: {said}", printable(console(&qmp).await.as_bytes())),
             });
         }
     };
@@ -159,11 +159,11 @@ pub(super) async fn attach(folder: &Path, vmm: &Vmm, until: Instant) -> Result<G
     }
 }
 
-/// The end of the guest's console.
+/// What is kept of the guest's console.
 pub(super) async fn console(qmp: &Qmp) -> String {
     let arguments = json!({"device": "console", "size": CONSOLE_BYTES});
     match qmp.call("ringbuf-read", arguments, QUICK).await {
-        Ok(v) => printable(v.as_str().unwrap_or("").as_bytes()),
+        Ok(v) => plain(v.as_str().unwrap_or("").as_bytes()),
         Err(e) => format!("(not readable: {e})"),
     }
 }

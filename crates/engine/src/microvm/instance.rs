@@ -4,7 +4,7 @@ use std::fs;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -42,6 +42,7 @@ pub struct Machine {
     seat: Mutex<Option<Seat>>,
     exit: watch::Sender<Option<ExitReport>>,
     stream: Mutex<Option<StdStream>>,
+    watcher: OnceLock<tokio::task::AbortHandle>,
 }
 
 impl Machine {
@@ -57,12 +58,22 @@ impl Machine {
     ) -> Arc<Self> {
         let seat = Mutex::new(vmm.seat.take());
         let machine =
-            Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None) });
-        tokio::spawn(
+            Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None), watcher: OnceLock::new() });
+        let watcher = tokio::spawn(
             Watch { machine: machine.clone(), qmp: Some(qmp), full_since: full.then(Instant::now), why: None }
                 .run(events),
         );
+        // Just made, so it is empty.
+        let _ = machine.watcher.set(watcher.abort_handle());
         machine
+    }
+
+    /// Stops watching: closes control channel and stream, leaves the machine alone. For the end of the driver.
+    pub fn let_be(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.abort();
+        }
+        self.hang_up();
     }
 
     /// Gives its seat back. Only when its process is gone.

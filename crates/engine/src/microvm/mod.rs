@@ -153,6 +153,18 @@ impl Inner {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The next driver in this process must find the control channels free.
+        for machine in held(&self.machines).values() {
+            machine.let_be();
+        }
+        if let Some(sweeper) = held(&self.sweeper).take() {
+            sweeper.abort();
+        }
+    }
+}
+
 /// The driver.
 pub struct MicroVm {
     inner: Arc<Inner>,
@@ -450,5 +462,7 @@ impl Driver for MicroVm {
             sweeper.abort();
         }
         self.inner.pool.close(&self.inner.host).await;
+        // Only if no machine is left in them.
+        self.inner.host.cgroups.remove_instance();
     }
 }

@@ -15,6 +15,7 @@ use mainbrella_types::Accelerator;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::boot::{self, QUICK, blocking};
 use super::command_line::Start;
@@ -25,6 +26,8 @@ use crate::error::DriverError;
 
 /// Longest time for loading device state.
 const RESTORE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long `close` waits for VMMs that are just being started.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time for the first answers of a waiting VMM.
 const WARM_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -154,11 +157,12 @@ pub(super) struct Pool {
     parent: PathBuf,
     shelves: Mutex<HashMap<String, Shelf>>,
     closed: std::sync::atomic::AtomicBool,
+    fills: TaskTracker,
 }
 
 impl Pool {
     pub(super) fn new(target: usize, parent: PathBuf) -> Self {
-        Self { target, parent, shelves: Mutex::new(HashMap::new()), closed: false.into() }
+        Self { target, parent, shelves: Mutex::new(HashMap::new()), closed: false.into(), fills: TaskTracker::new() }
     }
 
     fn shelves(&self) -> std::sync::MutexGuard<'_, HashMap<String, Shelf>> {
@@ -210,7 +214,7 @@ impl Pool {
             shelf.filling = true;
         }
         let (pool, host, frozen) = (self.clone(), host.clone(), frozen.clone());
-        tokio::spawn(async move {
+        self.fills.spawn(async move {
             pool.fill(&host, accelerator, &frozen).await;
             if let Some(shelf) = pool.shelves().get_mut(&frozen.key) {
                 shelf.filling = false;
@@ -223,6 +227,10 @@ impl Pool {
             let group = uuid::Uuid::now_v7().simple().to_string();
             let folder = self.parent.join(&group);
             match prepare(host, accelerator, frozen, folder.clone(), group.clone()).await {
+                Ok(p) if self.is_closed() => {
+                    discard(host, p).await;
+                    return;
+                }
                 Ok(mut p) => {
                     if let Err(e) = warm_up(&mut p, frozen).await {
                         tracing::warn!(error = %chain(&e), "a waiting VMM could not be warmed; the next create starts its own");
@@ -272,6 +280,10 @@ impl Pool {
     pub(super) async fn close(&self, host: &Arc<Host>) {
         self.closed.store(true, std::sync::atomic::Ordering::Release);
         // A fill under way sees the flag and removes its own.
+        self.fills.close();
+        if tokio::time::timeout(CLOSE_PATIENCE, self.fills.wait()).await.is_err() {
+            tracing::warn!("a waiting VMM is still being started; it is removed at the next start");
+        }
         let all: Vec<Shelf> = self.shelves().drain().map(|(_, s)| s).collect();
         for p in all.into_iter().flat_map(|s| s.waiting) {
             discard(host, p).await;

@@ -258,14 +258,17 @@ pub fn log_text(log: &File) -> String {
 #[must_use]
 pub fn printable(bytes: &[u8]) -> String {
     const KEPT: usize = 2000;
-    let text: String = String::from_utf8_lossy(bytes)
-        .trim_matches('\0')
-        .chars()
-        .map(|c| if c.is_control() && c != '\n' { ' ' } else { c })
-        .collect();
-    let text = text.trim();
+    let text = plain(bytes);
     let skip = text.chars().count().saturating_sub(KEPT);
     text.chars().skip(skip).collect()
+}
+
+/// The same, whole.
+#[must_use]
+pub fn plain(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.trim_matches('\0').trim();
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
 /// An error with its causes, on one line.

@@ -1,0 +1,307 @@
+//! Whole machines on the real driver. Needs root, QEMU, and images: the environment variable `MAINBRELLA_TEST_DATA` names
+//! a data directory with a kernel and the `python` template, `MAINBRELLA_TEST_AGENT` the static guest agent. The launcher
+//! is the `microvm` example, which is built along with the tests.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mainbrella_engine::driver::{Adoption, Driver, ExitReport, Instance, LaunchOrder};
+use mainbrella_engine::image::ImageStore;
+use mainbrella_engine::microvm::{AcceleratorChoice, MicroVm, MicroVmConfig, StoredImages};
+use mainbrella_guest_protocol::host::{GuestClient, LinkOptions, connect};
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
+use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+
+/// User ids of these tests; each driver below takes a range of its own.
+static NEXT_UID: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1_950_000_000);
+
+fn images() -> Arc<StoredImages> {
+    let data = std::env::var_os("MAINBRELLA_TEST_DATA").map_or_else(|| PathBuf::from("/var/tmp/mb-image"), PathBuf::from);
+    let target = std::env::current_exe().expect("own path").ancestors().nth(3).expect("target").to_owned();
+    let agent = std::env::var_os("MAINBRELLA_TEST_AGENT")
+        .map_or_else(|| target.join("x86_64-unknown-linux-musl/guest/mainbrella-guest"), PathBuf::from);
+    assert!(agent.is_file(), "no guest agent at {}", agent.display());
+    Arc::new(StoredImages::new(ImageStore::open(&data).expect("image store"), agent))
+}
+
+/// One frozen template shared by all tests of this file: freezing takes seconds.
+fn shared_frozen() -> PathBuf {
+    std::env::temp_dir().join("mainbrella-vm-tests")
+}
+
+fn config(data: &Path, waiting: usize) -> MicroVmConfig {
+    let launcher = std::env::current_exe().expect("own path").ancestors().nth(2).expect("target").join("examples/microvm");
+    assert!(launcher.is_file(), "{} is missing: cargo build -p mainbrella-engine --examples", launcher.display());
+    MicroVmConfig {
+        launcher,
+        accelerator: AcceleratorChoice::Tcg,
+        waiting,
+        uid_base: NEXT_UID.fetch_add(100, std::sync::atomic::Ordering::Relaxed),
+        uid_count: 100,
+        ..MicroVmConfig::new(data.to_owned())
+    }
+}
+
+/// A data directory of its own whose `frozen` is the shared one.
+fn data_dir() -> tempfile::TempDir {
+    let t = tempfile::tempdir().expect("temp dir");
+    std::fs::create_dir_all(shared_frozen()).expect("mkdir");
+    std::os::unix::fs::symlink(shared_frozen(), t.path().join("frozen")).expect("link");
+    t
+}
+
+async fn open(config: &MicroVmConfig) -> Arc<MicroVm> {
+    // Tests run in processes of their own: one of them freezes, the others wait for it.
+    let gate = std::fs::File::create(shared_frozen().with_extension("lock")).expect("lock file");
+    let gate = tokio::task::spawn_blocking(move || {
+        rustix::fs::flock(&gate, rustix::fs::FlockOperation::LockExclusive).expect("lock");
+        gate
+    })
+    .await
+    .expect("lock");
+    let driver = MicroVm::open(config.clone(), images()).await.expect("driver");
+    driver.freeze(&template(), SizeClass::Micro).await.expect("freeze");
+    drop(gate);
+    driver
+}
+
+fn template() -> TemplateName {
+    "python".parse().expect("valid")
+}
+
+fn order() -> LaunchOrder {
+    let key = GenerationKey::new(uuid::Uuid::now_v7());
+    LaunchOrder { key, template: template(), size: SizeClass::Micro, internet: false }
+}
+
+async fn client(machine: &dyn Instance) -> GuestClient {
+    let stream = machine.dial().await.expect("dial");
+    let options = LinkOptions { deadline: Duration::from_secs(30), call_timeout: Duration::from_secs(30) };
+    let client = connect(stream, options).await.expect("link");
+    let request = pb::ConfigureRequest { entropy: vec![7; 64].into(), hostname: "tested".into(), ..Default::default() };
+    client.rpc().configure(request).await.expect("configure");
+    client
+}
+
+async fn shell(client: &GuestClient, script: &str) -> String {
+    let request = pb::StartJobRequest {
+        job_id: uuid::Uuid::now_v7().to_string(),
+        argv: ["/bin/sh", "-c", script].iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        timeout_ms: 60_000,
+        forget_when_followed: true,
+        ..Default::default()
+    };
+    let mut stream = client.streams().run_job(request).await.expect("run");
+    let mut out = Vec::new();
+    while let Some(event) = stream.message().await.expect("event") {
+        let event = event.to_owned_message();
+        if let Some(pb::job_event::Event::Output(o)) = event.event {
+            out.extend_from_slice(&o.data);
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Whether a process has ended; the host's first process may take a while to bury it.
+fn gone(proc: &Path) -> bool {
+    std::fs::read_to_string(proc.join("stat")).is_ok_and(|s| s.rsplit_once(") ").is_some_and(|(_, r)| r.starts_with(['Z', 'X'])))
+        || !proc.exists()
+}
+
+/// Nothing of this driver is left on the host.
+fn assert_nothing_left(data: &Path, config: &MicroVmConfig) {
+    for dir in ["machines", "waiting", "tmp", "jail"] {
+        let left: Vec<_> = std::fs::read_dir(data.join(dir)).expect("list").flatten().map(|e| e.path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    let uids = config.uid_base..config.uid_base + config.uid_count;
+    for p in std::fs::read_dir("/proc").expect("proc").flatten() {
+        use std::os::unix::fs::MetadataExt;
+        if let Ok(m) = p.metadata() {
+            assert!(!uids.contains(&m.uid()) || gone(&p.path()), "a process is left: {:?}", p.path());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_lives_and_goes_without_a_trace() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    assert!(driver.templates().await.expect("templates").iter().any(|t| t.frozen == [SizeClass::Micro]));
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "hostname; echo data > /root/f; sync; cat /root/f").await, "tested\ndata\n");
+    assert_eq!(driver.inventory().await.expect("inventory"), [o.key]);
+    assert!(driver.launch(&o).await.is_err(), "a key is used once");
+    assert_eq!(shell(&guest, "cat /root/f").await, "data\n", "and the refused launch did not touch the machine");
+    let usage = driver.usage(&o.key).expect("known");
+    assert!(usage.memory_bytes.is_none_or(|b| b > 1 << 20), "{usage:?}");
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.destroy(&o.key).await.expect("again");
+    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Absent));
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_share_a_template_and_nothing_else() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (a, b) = (order(), order());
+    let (ma, mb) = tokio::join!(driver.launch(&a), driver.launch(&b));
+    let (ga, gb) = (client(&*ma.expect("a")).await, client(&*mb.expect("b")).await);
+    shell(&ga, "echo a > /root/who; echo a > /dev/shm/who").await;
+    assert_eq!(shell(&gb, "cat /root/who /dev/shm/who 2>/dev/null; echo end").await, "end\n");
+    let (pa, pb) = (driver.vmm_pid(&a.key).expect("a"), driver.vmm_pid(&b.key).expect("b"));
+    let uid = |pid: i32| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("/proc/{pid}")).expect("alive"));
+    assert_ne!(uid(pa), uid(pb), "each has its own user id");
+    driver.destroy(&a.key).await.expect("destroy");
+    assert_eq!(shell(&gb, "echo still").await, "still\n");
+    driver.destroy(&b.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_vmm_becomes_a_machine_and_none_outlives_the_service() {
+    let t = data_dir();
+    let c = config(t.path(), 1);
+    let driver = open(&c).await;
+    let until = Instant::now() + Duration::from_secs(30);
+    while driver.waiting(&template(), SizeClass::Micro).await == 0 {
+        assert!(Instant::now() < until, "no VMM waits");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let waiting = std::fs::read_dir(t.path().join("waiting")).expect("list").count();
+    assert_eq!(waiting, 1);
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "echo hi").await, "hi\n");
+    // The service goes without a word, with a machine and perhaps a waiting VMM.
+    drop((guest, machine, driver));
+    let driver = open(&MicroVmConfig { waiting: 0, ..c.clone() }).await;
+    assert_eq!(driver.inventory().await.expect("inventory"), [o.key], "the machine is there and no waiting VMM is");
+    assert_eq!(std::fs::read_dir(t.path().join("waiting")).expect("list").count(), 0);
+    driver.destroy(&o.key).await.expect("destroyed without having been adopted");
+    driver.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_is_adopted_with_its_work() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    shell(&guest, "echo kept > /root/f").await;
+    guest.close();
+    drop((guest, machine, driver));
+
+    let driver = open(&c).await;
+    let Adoption::Running(machine) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not running") };
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "cat /root/f").await, "kept\n");
+    // A second stream replaces the first.
+    let second = client(&*machine).await;
+    assert_eq!(shell(&second, "echo second").await, "second\n");
+    guest.closed().await;
+
+    // Killed from outside while it is watched.
+    let pid = driver.vmm_pid(&o.key).expect("known");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL).expect("kill");
+    let end = tokio::time::timeout(Duration::from_secs(2), machine.exited()).await.expect("seen within two seconds");
+    assert!(matches!(&end, ExitReport::Vmm(_)), "{end}");
+    assert_eq!(machine.exited().await, end, "and told again at once");
+    driver.destroy(&o.key).await.expect("destroy");
+
+    // Killed while no service was there.
+    let o = order();
+    drop(driver.launch(&o).await.expect("launch"));
+    let pid = driver.vmm_pid(&o.key).expect("known");
+    drop(driver);
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL).expect("kill");
+    let driver = open(&c).await;
+    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_guest_is_told_even_to_a_service_that_was_away() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    let off = "echo 1 > /proc/sys/kernel/sysrq; (sleep 1; echo o > /proc/sysrq-trigger) >/dev/null 2>&1 &";
+    shell(&guest, off).await;
+    let end = tokio::time::timeout(Duration::from_secs(30), machine.exited()).await.expect("ends");
+    assert_eq!(end, ExitReport::Guest("the guest shut down".to_owned()));
+    driver.destroy(&o.key).await.expect("destroy");
+
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    shell(&guest, &off.replace("echo o", "echo c")).await;
+    drop((guest, machine, driver));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let driver = open(&c).await;
+    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not dead") };
+    assert_eq!(why, "the guest's kernel panicked");
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_made_and_damaged_remains_are_found_and_removed() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    // The service died right after making the folder.
+    let early = GenerationKey::new(uuid::Uuid::now_v7());
+    std::fs::create_dir(t.path().join("machines").join(early.to_string())).expect("mkdir");
+    // And the record of another is damaged while its VMM runs.
+    let o = order();
+    drop(driver.launch(&o).await.expect("launch"));
+    let pid = driver.vmm_pid(&o.key).expect("known");
+    std::fs::write(t.path().join("machines").join(o.key.to_string()).join("vmm.json"), "{").expect("write");
+    drop(driver);
+    let driver = open(&c).await;
+    let mut found = driver.inventory().await.expect("inventory");
+    found.sort_unstable();
+    let mut expected = vec![early, o.key];
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+    for key in expected {
+        assert!(matches!(driver.adopt(&key).await.expect("adopt"), Adoption::Dead(_)));
+        driver.destroy(&key).await.expect("destroy");
+    }
+    assert!(gone(Path::new(&format!("/proc/{pid}"))), "found by its control group");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_that_give_up_leave_nothing() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    for wait_ms in [0, 5, 30, 60, 120] {
+        let o = order();
+        let cut = tokio::time::timeout(Duration::from_millis(wait_ms), driver.launch(&o)).await;
+        drop(cut);
+        driver.destroy(&o.key).await.expect("destroy waits for the launch and removes it");
+        assert!(driver.inventory().await.expect("inventory").is_empty());
+    }
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
