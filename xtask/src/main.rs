@@ -1,6 +1,7 @@
 //! Checks of the house.
 //!
-//! `cargo xtask openapi` rewrites `openapi/v1.json`; `cargo xtask tidy` checks the invariants of `ARCHITECTURE.md`.
+//! `cargo xtask openapi` rewrites `openapi/v1.json`, `cargo xtask docs` the generated pages of `docs/`; `cargo xtask tidy`
+//! checks the invariants of `ARCHITECTURE.md`.
 
 mod tidy;
 
@@ -14,9 +15,10 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let command = std::env::args().nth(1);
     let done = match command.as_deref() {
-        Some("openapi") => openapi(&root()),
+        Some("openapi") => rewrite(&root(), "openapi/v1.json", &mainbrella_server::openapi::text()),
+        Some("docs") => rewrite(&root(), "docs/configuration.md", &mainbrella_server::config::reference()),
         Some("tidy") => tidy(&root()),
-        _ => Err("usage: cargo xtask openapi | tidy".to_owned()),
+        _ => Err("usage: cargo xtask openapi | docs | tidy".to_owned()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -27,17 +29,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn openapi(root: &Path) -> Result<(), String> {
-    let file = root.join("openapi/v1.json");
-    let say = |e: std::io::Error| format!("{} cannot be written: {e}", file.display());
-    std::fs::create_dir_all(root.join("openapi")).map_err(say)?;
-    let text = mainbrella_server::openapi::text();
+fn rewrite(root: &Path, name: &str, text: &str) -> Result<(), String> {
+    let file = root.join(name);
     if std::fs::read_to_string(&file).is_ok_and(|old| old == text) {
-        println!("openapi/v1.json is up to date");
+        println!("{name} is up to date");
         return Ok(());
     }
-    std::fs::write(&file, text).map_err(say)?;
-    println!("openapi/v1.json rewritten");
+    let folder = file.parent().unwrap_or(root);
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&file, text))
+        .map_err(|e| format!("{name} cannot be written: {e}"))?;
+    println!("{name} rewritten");
     Ok(())
 }
 

@@ -1,12 +1,14 @@
 //! What every verb can reach.
 
+use std::collections::HashSet;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use mainbrella_engine::Engine;
 use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
-use mainbrella_types::Millis;
+use mainbrella_types::{Millis, TemplateName};
 use tokio::sync::Semaphore;
 
 use crate::auth::Authenticator;
@@ -37,7 +39,29 @@ pub struct Parts {
     pub places: Arc<Semaphore>,
     /// Places for creations in progress.
     pub creations: Arc<Semaphore>,
+    /// Templates seen a moment ago.
+    pub templates: SeenTemplates,
     clock: Arc<dyn Clock>,
+}
+
+/// How long a template that was seen is believed to be there.
+const SEEN_FOR: Duration = Duration::from_secs(5);
+
+/// Names of templates, so that not every create reads their manifests.
+#[derive(Debug, Default)]
+pub struct SeenTemplates(Mutex<Option<(Instant, HashSet<TemplateName>)>>);
+
+impl SeenTemplates {
+    /// Whether a template was there a moment ago.
+    pub(crate) fn is_fresh(&self, name: &TemplateName) -> bool {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.as_ref().is_some_and(|(at, names)| at.elapsed() < SEEN_FOR && names.contains(name))
+    }
+
+    /// Notes which there are now.
+    pub(crate) fn remember(&self, names: impl Iterator<Item = TemplateName>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), names.collect()));
+    }
 }
 
 impl AppState {
@@ -50,6 +74,7 @@ impl AppState {
             host_rule: HostRule::new(config.listen, &config.allowed_hosts),
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
+            templates: SeenTemplates::default(),
             config,
             engine,
             store,

@@ -145,6 +145,50 @@ async fn requests_beyond_the_bound_are_shed_at_once() {
 }
 
 #[tokio::test]
+async fn a_panic_is_an_internal_error_without_its_text() {
+    let s = Service::start().await;
+    let app = axum::Router::new()
+        .route(
+            "/boom",
+            axum::routing::get(|| async {
+                if true {
+                    panic!("hush")
+                }
+            }),
+        )
+        .layer(axum::middleware::from_fn_with_state(s.state.clone(), mainbrella_server::layers::outermost));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let ending = mainbrella_server::serve::Ending::default();
+    tokio::spawn(mainbrella_server::serve::serve(listener, app, 10, Duration::ZERO, ending.clone()));
+    for _ in 0..2 {
+        let reply = send(address, s.request(Method::GET, "/boom").body(Bytes::new()).unwrap()).await;
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (500, "internal"));
+        assert!(!String::from_utf8_lossy(&reply.body).contains("hush"));
+    }
+    ending.stop.cancel();
+}
+
+#[tokio::test]
+async fn http_2_is_served_too() {
+    let s = Service::start().await;
+    let stream = tokio::net::TcpStream::connect(s.address).await.unwrap();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    let request = |host: &str| {
+        Request::builder()
+            .uri(format!("http://{host}/v1/machines"))
+            .header("authorization", format!("Bearer {}", s.admin))
+            .body(http_body_util::Empty::<Bytes>::new())
+            .unwrap()
+    };
+    assert_eq!(sender.send_request(request(&s.address.to_string())).await.unwrap().status(), 200);
+    assert_eq!(sender.send_request(request("evil.example")).await.unwrap().status(), 403);
+}
+
+#[tokio::test]
 async fn a_request_in_progress_finishes_and_new_connections_are_refused() {
     let s = Service::start().await;
     let m = s.machine().await;

@@ -13,6 +13,16 @@ fn the_committed_description_is_fresh() {
 }
 
 #[test]
+fn the_committed_configuration_page_is_fresh() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == mainbrella_server::config::reference(),
+        "docs/configuration.md is stale: run `cargo xtask docs`"
+    );
+}
+
+#[test]
 fn the_description_is_openapi_3_1_and_every_part_is_described() {
     let d = common::document();
     assert!(d["openapi"].as_str().unwrap().starts_with("3.1."));

@@ -169,6 +169,25 @@ impl ServerConfig {
     }
 }
 
+/// The reference page of the configuration, Markdown.
+#[must_use]
+pub fn reference() -> String {
+    let mut page = String::from(
+        "# Configuration of the service\n\n\
+         <!-- Written by `cargo xtask docs` from the table of keys. -->\n\n\
+         Each key can be a flag of `mainbrella serve` (`--pool-size 2`), an environment variable, or a line of the TOML file\n\
+         (`pool_size = 2`; `_` for `-`). A flag goes before the environment, and that before the file. All mistakes are reported\n\
+         at once.\n\n\
+         | flag | environment | default | |\n|---|---|---|---|\n",
+    );
+    for key in KEYS {
+        let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
+        let placeholder = key.placeholder.replace('|', "\\|");
+        page.push_str(&format!("| `--{} {placeholder}` | `{}` | {default} | {} |\n", key.name, key.env, key.help));
+    }
+    page
+}
+
 /// A configuration with every default and this data directory, for tests and tools.
 ///
 /// # Panics

@@ -8,7 +8,7 @@ use mainbrella_api::{CreateMachine, Machine};
 use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
-    ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, limits,
+    ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, TemplateName, limits,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -84,10 +84,7 @@ async fn bring_to_life(
         .try_acquire()
         .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
     has_room(&state, &permit)?;
-    let known = state.engine.templates().await?;
-    if !known.iter().any(|t| t.name == spec.template) {
-        return Err(ApiError::new(ErrorCode::TemplateNotFound, format!("There is no template {}.", spec.template)));
-    }
+    template_exists(&state, &spec.template).await?;
     let new = NewMachine {
         key: GenerationKey::new(uuid::Uuid::now_v7()),
         project: permit.project.clone(),
@@ -177,6 +174,20 @@ async fn reread(store: &Store, record: &MachineRecord) -> ApiResult<MachineRecor
     now.ok_or_else(|| {
         ApiError::new(ErrorCode::NotFound, format!("Machine {} is not remembered any more.", record.generation))
     })
+}
+
+/// Refuses an unknown template before anything is written. One that was there a moment ago is believed to be there
+/// still; if it is not, the driver says so.
+async fn template_exists(state: &AppState, template: &TemplateName) -> ApiResult<()> {
+    if state.templates.is_fresh(template) {
+        return Ok(());
+    }
+    let known = state.engine.templates().await?;
+    state.templates.remember(known.iter().map(|t| t.name.clone()));
+    if known.iter().any(|t| t.name == *template) {
+        return Ok(());
+    }
+    Err(ApiError::new(ErrorCode::TemplateNotFound, format!("There is no template {template}.")))
 }
 
 fn has_room(state: &AppState, permit: &Permit) -> ApiResult<()> {
