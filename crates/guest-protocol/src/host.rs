@@ -44,7 +44,7 @@ pub type FileStream = connectrpc::client::ServerStream<LinkBody, pb::FileChunkVi
 /// An attached guest. Cheap to clone; every clone speaks over the same connection. It never dials again by
 /// itself: when [`GuestClient::closed`] returns, every call fails and the owner attaches anew.
 ///
-/// The connection ends when the last clone and the last response stream are dropped.
+/// The connection ends when the last clone is dropped: response streams that still run fail then.
 #[derive(Clone)]
 pub struct GuestClient {
     rpc: Rpc,

@@ -42,9 +42,9 @@ pub const HOST_DISCARD_MAX: u64 = 8 * 1024 * 1024;
 /// Stale bytes a guest discards before it gives an attempt up and starts a new one.
 pub const GUEST_DISCARD_MAX: u64 = 64 * 1024 * 1024;
 /// How long a host waits for the answer before its first repetition; doubles up to [`LINK_RETRY_MAX`].
-pub const LINK_RETRY_FIRST: Duration = Duration::from_millis(100);
-/// Longest pause between repetitions.
-pub const LINK_RETRY_MAX: Duration = Duration::from_secs(2);
+pub const LINK_RETRY_FIRST: Duration = Duration::from_millis(25);
+/// Longest pause between repetitions: a guest that needs longer for an answer is not there.
+pub const LINK_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// Jobs the agent keeps, finished ones included.
 pub const JOBS_MAX: usize = 2048;

@@ -1,4 +1,5 @@
 //! Both ends find each other, whatever came before.
+#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! The wire surface as it was published. It may only grow.
+#![allow(clippy::unwrap_used)]
 
 use buffa::Message;
 use buffa_descriptor::generated::descriptor::{DescriptorProto, EnumDescriptorProto, FileDescriptorSet};

@@ -121,6 +121,7 @@ fn set_machine_id(id: &str, root: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Writing files: whole or not at all. Content goes to a file without a place in the tree's view (a temporary name
-//! beside the target) and takes the target's name when its last byte is there.
+//! Writing files: whole or not at all. Content goes to a temporary name beside the target and takes the target's
+//! name when its last byte is there.
 
 use std::fs::File;
 use std::io::Write;

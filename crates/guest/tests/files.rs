@@ -1,4 +1,5 @@
 //! Files, by their bytes.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

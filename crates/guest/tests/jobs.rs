@@ -1,4 +1,5 @@
 //! Jobs, as real processes of this machine.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

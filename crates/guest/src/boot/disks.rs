@@ -26,6 +26,7 @@ fn find_in(block: &Path, serial: &str) -> io::Result<Option<PathBuf>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -7,6 +7,7 @@ mod request;
 mod spawn;
 mod stdin;
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::collections::HashMap;

@@ -104,9 +104,10 @@ pub(crate) fn start(reaper: &Reaper, program: &Program, cgroup: Option<&File>) -
         pty: program.pty.is_some(),
     };
     let forked = reaper.spawn(|| {
-        // SAFETY: the child runs `Plan::run`, which makes system calls on memory prepared here and never returns.
+        // SAFETY: the child goes straight to `Plan::run`.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
+            // SAFETY: we are the child just forked; the plan and the descriptors are our copies.
             0 => unsafe { plan.run(&fds) },
             pid => Ok(pid),
         }

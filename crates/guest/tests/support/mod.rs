@@ -1,5 +1,5 @@
 //! An agent in process, and one in a process of its own.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::time::Duration;
 
