@@ -172,7 +172,7 @@ async fn configure(client: &GuestClient, key: &GenerationKey) -> Result<(), Box<
     let request = pb::ConfigureRequest {
         generation: key.to_string(),
         clock_realtime_ns: i64::try_from(now.as_nanos())?,
-        entropy: entropy.into(),
+        entropy,
         hostname: "machine".to_owned(),
         machine_id: key.to_string(),
         ..Default::default()
@@ -184,7 +184,7 @@ async fn configure(client: &GuestClient, key: &GenerationKey) -> Result<(), Box<
 async fn run(client: &GuestClient, argv: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
     let request = pb::StartJobRequest {
         job_id: uuid::Uuid::now_v7().to_string(),
-        argv: argv.iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        argv: argv.iter().map(|a| a.as_bytes().to_vec()).collect(),
         timeout_ms: 60_000,
         forget_when_followed: true,
         ..Default::default()

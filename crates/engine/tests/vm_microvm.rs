@@ -79,7 +79,7 @@ async fn client(machine: &dyn Instance) -> GuestClient {
     let stream = machine.dial().await.expect("dial");
     let options = LinkOptions { deadline: Duration::from_secs(30), call_timeout: Duration::from_secs(30) };
     let client = connect(stream, options).await.expect("link");
-    let request = pb::ConfigureRequest { entropy: vec![7; 64].into(), hostname: "tested".into(), ..Default::default() };
+    let request = pb::ConfigureRequest { entropy: vec![7; 64], hostname: "tested".into(), ..Default::default() };
     client.rpc().configure(request).await.expect("configure");
     client
 }
@@ -87,7 +87,7 @@ async fn client(machine: &dyn Instance) -> GuestClient {
 async fn shell(client: &GuestClient, script: &str) -> String {
     let request = pb::StartJobRequest {
         job_id: uuid::Uuid::now_v7().to_string(),
-        argv: ["/bin/sh", "-c", script].iter().map(|a| a.as_bytes().to_vec().into()).collect(),
+        argv: ["/bin/sh", "-c", script].iter().map(|a| a.as_bytes().to_vec()).collect(),
         timeout_ms: 60_000,
         forget_when_followed: true,
         ..Default::default()
@@ -302,6 +302,109 @@ async fn callers_that_give_up_leave_nothing() {
         driver.destroy(&o.key).await.expect("destroy waits for the launch and removes it");
         assert!(driver.inventory().await.expect("inventory").is_empty());
     }
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+/// A small file system for a data directory, gone with its owner.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, mib: u32) -> Self {
+        use rustix::mount::{MountFlags, mount};
+        let options = std::ffi::CString::new(format!("size={mib}m")).expect("text");
+        mount("none", at, "tmpfs", MountFlags::empty(), Some(options.as_c_str())).expect("mount");
+        Self(at.to_owned())
+    }
+
+    fn grow(&self, mib: u32) {
+        use rustix::mount::{MountFlags, mount_remount};
+        let options = std::ffi::CString::new(format!("size={mib}m")).expect("text");
+        mount_remount(&self.0, MountFlags::empty(), options.as_c_str()).expect("remount");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_host_stops_a_machine_and_space_lets_it_go_on_unharmed() {
+    let t = tempfile::tempdir().expect("temp dir");
+    let disk = SmallDisk::mount(t.path(), 24);
+    std::fs::create_dir_all(shared_frozen()).expect("mkdir");
+    std::os::unix::fs::symlink(shared_frozen(), t.path().join("frozen")).expect("link");
+    let c = MicroVmConfig { full_patience: Duration::from_secs(40), ..config(t.path(), 0) };
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    let script = "head -c 40000000 /dev/urandom > /root/big && sync && sha256sum < /root/big && echo 3 > /proc/sys/vm/drop_caches \
+        && sha256sum < /root/big";
+    let work = shell(&guest, script);
+    let help = async {
+        // Long enough that it is stopped; short of what the guest's own time-outs would notice.
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        disk.grow(512);
+    };
+    let (out, ()) = tokio::join!(work, help);
+    let sums: Vec<&str> = out.lines().collect();
+    assert_eq!(sums.len(), 2, "{out}");
+    assert_eq!(sums[0], sums[1], "what was written is what is read");
+    driver.destroy(&o.key).await.expect("destroy");
+
+    // And when no space comes back, it is given up with the true reason.
+    let c = MicroVmConfig { full_patience: Duration::from_secs(4), ..c };
+    drop((guest, machine, driver));
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    disk.grow(16);
+    let fill = shell(&guest, "head -c 100000000 /dev/urandom > /root/big; sync");
+    let end = tokio::select! {
+        end = machine.exited() => end,
+        _ = fill => panic!("more was written than the host has"),
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("not given up"),
+    };
+    assert_eq!(end, ExitReport::HostFull);
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_is_frozen_once_and_again_when_damaged() {
+    let t = tempfile::tempdir().expect("temp dir");
+    let c = config(t.path(), 0);
+    let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
+    let all = futures::future::join_all((0..4).map(|_| async { driver.freeze(&template(), SizeClass::Micro).await })).await;
+    assert!(all.iter().all(Result::is_ok), "{all:?}");
+    let frozen = || std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().map(|e| e.path()).collect::<Vec<_>>();
+    let first = frozen();
+    assert_eq!(first.len(), 1);
+    let made = |p: &Path| std::fs::metadata(p.join("manifest.json")).and_then(|m| m.modified()).expect("manifest");
+    let before = made(&first[0]);
+    driver.shutdown().await;
+    drop(driver);
+
+    // Found again as it is.
+    let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
+    driver.freeze(&template(), SizeClass::Micro).await.expect("found");
+    assert_eq!(made(&first[0]), before);
+    drop(driver);
+
+    // Damaged device state is seen, and the template made again under the same key.
+    std::fs::write(first[0].join("device"), "damaged").expect("write");
+    let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
+    let o = order();
+    let machine = driver.launch(&o).await.expect("made again on the way");
+    assert_eq!(shell(&client(&*machine).await, "echo ok").await, "ok\n");
+    assert_eq!(frozen(), first);
+    assert_ne!(made(&first[0]), before);
+    driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
 }

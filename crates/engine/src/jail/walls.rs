@@ -214,7 +214,7 @@ fn landlock_rules(spec: &JailSpec) -> io::Result<()> {
     for path in &spec.read_only {
         allow(path, read | AccessFs::Execute)?;
     }
-    allow(Path::new("/proc"), read.into())?;
+    allow(Path::new("/proc"), read)?;
     for path in &spec.devices {
         allow(path, AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev)?;
     }

@@ -95,7 +95,8 @@ pub fn read_record(folder: &Path) -> io::Result<Option<Record>> {
     match fs::metadata(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Ok(m) if m.len() > RECORD_BYTES_MAX => return Ok(None),
-        other => drop(other?),
+        Ok(_) => {}
+        Err(e) => return Err(e),
     }
     Ok(serde_json::from_slice::<Record>(&fs::read(path)?).ok().filter(|r| r.version == RECORD_VERSION))
 }

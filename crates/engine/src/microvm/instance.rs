@@ -21,8 +21,6 @@ use super::vmm::{Vmm, control, log_text};
 use crate::driver::{ExitReport, GuestStream, Instance};
 use crate::error::DriverError;
 
-/// How long a machine that stopped for want of disk space is tried again before it is given up.
-const FULL_PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between tries.
 const FULL_PAUSE: Duration = Duration::from_secs(3);
 /// How long the socket of the agent may be busy with the previous connection.
@@ -45,6 +43,15 @@ pub struct Machine {
     watcher: OnceLock<tokio::task::AbortHandle>,
 }
 
+/// What is known of the host's disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Fullness {
+    /// The machine is stopped for want of space.
+    pub now: bool,
+    /// How long it is tried again.
+    pub patience: Duration,
+}
+
 impl Machine {
     /// Takes over a VMM that runs, and watches it from now on.
     #[must_use]
@@ -54,14 +61,20 @@ impl Machine {
         mut vmm: Vmm,
         qmp: Qmp,
         events: mpsc::Receiver<Event>,
-        full: bool,
+        full: Fullness,
     ) -> Arc<Self> {
         let seat = Mutex::new(vmm.seat.take());
         let machine =
             Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None), watcher: OnceLock::new() });
         let watcher = tokio::spawn(
-            Watch { machine: machine.clone(), qmp: Some(qmp), full_since: full.then(Instant::now), why: None }
-                .run(events),
+            Watch {
+                machine: machine.clone(),
+                qmp: Some(qmp),
+                full_since: full.now.then(Instant::now),
+                full_patience: full.patience,
+                why: None,
+            }
+            .run(events),
         );
         // Just made, so it is empty.
         let _ = machine.watcher.set(watcher.abort_handle());
@@ -138,6 +151,7 @@ struct Watch {
     machine: Arc<Machine>,
     qmp: Option<Qmp>,
     full_since: Option<Instant>,
+    full_patience: Duration,
     why: Option<ExitReport>,
 }
 
@@ -200,11 +214,9 @@ impl Watch {
                 self.why = Some(ExitReport::Guest(guest_reason(event.data["reason"].as_str().unwrap_or(""), &console)));
             }
             "GUEST_PANICKED" => self.why = Some(ExitReport::Guest("the guest's kernel panicked".to_owned())),
-            "BLOCK_IO_ERROR" if event.data["nospace"] == Value::Bool(true) && event.data["action"] == "stop" => {
-                if self.full_since.is_none() {
-                    tracing::warn!(machine = %self.machine.key, "the host has no disk space left; the machine is stopped until there is");
-                    self.full_since = Some(Instant::now());
-                }
+            "BLOCK_IO_ERROR" if event.data["nospace"] == Value::Bool(true) && self.full_since.is_none() => {
+                tracing::warn!(machine = %self.machine.key, "the host has no disk space left; the machine is stopped until there is");
+                self.full_since = Some(Instant::now());
             }
             _ => {}
         }
@@ -220,7 +232,7 @@ impl Watch {
         if status == "running" {
             self.full_since = None;
             tracing::info!(machine = %self.machine.key, "a machine that stopped for want of disk space goes on");
-        } else if since.elapsed() > FULL_PATIENCE {
+        } else if since.elapsed() > self.full_patience {
             self.why = Some(ExitReport::HostFull);
         } else if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
             tracing::debug!(machine = %self.machine.key, error = %e, "a stopped machine does not go on");

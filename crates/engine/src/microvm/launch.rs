@@ -11,7 +11,7 @@ use serde_json::json;
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
 use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
-use super::instance::{Machine, guest_reason};
+use super::instance::{Fullness, Machine, guest_reason};
 use super::pool::{Prepared, awaken, prepare};
 use super::vmm::{Vmm, chain, control};
 use super::{Inner, folder};
@@ -132,9 +132,13 @@ impl Inner {
         };
         awaken(&mut prepared, frozen).await?;
         let Prepared { folder, vmm, qmp, events, .. } = prepared;
-        let machine = Machine::watch(order.key, folder, vmm, qmp, events, false);
+        let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
         self.machines().insert(order.key, machine.clone());
         Ok(machine)
+    }
+
+    fn fullness(&self, now: bool) -> Fullness {
+        Fullness { now, patience: self.full_patience }
     }
 
     /// Finds a machine after a restart.
@@ -166,7 +170,7 @@ impl Inner {
         match status.as_str() {
             "running" => {}
             "io-error" => {
-                let machine = Machine::watch(*key, place, vmm, qmp, events, true);
+                let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(true));
                 self.machines().insert(*key, machine.clone());
                 return Ok(Found::Running(machine));
             }
@@ -182,7 +186,7 @@ impl Inner {
             }
             _ => return lost("the service ended before the machine was restored"),
         }
-        let machine = Machine::watch(*key, place, vmm, qmp, events, false);
+        let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(false));
         self.machines().insert(*key, machine.clone());
         Ok(Found::Running(machine))
     }

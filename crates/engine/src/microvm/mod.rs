@@ -65,6 +65,8 @@ pub struct MicroVmConfig {
     pub uid_count: u32,
     /// After how long without use a template's memory and waiting VMMs are let go.
     pub cool_after: Duration,
+    /// How long a machine that stopped because the host's disk is full is tried again before it is given up.
+    pub full_patience: Duration,
 }
 
 impl MicroVmConfig {
@@ -80,9 +82,13 @@ impl MicroVmConfig {
             uid_base: 1_900_000_000,
             uid_count: 4096,
             cool_after: Duration::from_secs(600),
+            full_patience: Duration::from_secs(120),
         }
     }
 }
+
+/// A frozen template once it is ready; locked while it is made.
+type FrozenSlot = Arc<tokio::sync::Mutex<Option<Arc<Frozen>>>>;
 
 pub(crate) struct Inner {
     host: Arc<Host>,
@@ -94,13 +100,14 @@ pub(crate) struct Inner {
     verdict: tokio::sync::Mutex<Verdict>,
     /// The verdict again, for [`Driver::report`], which may not wait.
     told: Mutex<Verdict>,
-    frozen: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Arc<Frozen>>>>>>,
+    frozen: Mutex<HashMap<String, FrozenSlot>>,
     machines: Mutex<HashMap<GenerationKey, Arc<Machine>>>,
     /// Seats of machines that were found and not adopted yet.
     reserved: Mutex<HashMap<GenerationKey, Seat>>,
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
     pool: Arc<Pool>,
     cool_after: Duration,
+    full_patience: Duration,
     sweeper: Mutex<Option<tokio::task::AbortHandle>>,
 }
 
@@ -234,6 +241,7 @@ impl MicroVm {
             reserved: Mutex::new(reserved),
             locks: Mutex::default(),
             cool_after: config.cool_after,
+            full_patience: config.full_patience,
             sweeper: Mutex::default(),
         });
         inner.publish(&verdict);

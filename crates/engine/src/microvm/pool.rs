@@ -134,7 +134,7 @@ async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     getrandom::fill(&mut entropy).map_err(|e| stage(format!("no random bytes: {e}")))?;
     let request = pb::ConfigureRequest {
         clock_realtime_ns: i64::try_from(now.as_nanos()).unwrap_or(0),
-        entropy: entropy.into(),
+        entropy,
         ..Default::default()
     };
     client.rpc().configure(request).await.map_err(|e| stage(format!("{e}")))?;
