@@ -116,8 +116,8 @@ async fn round(
     count: usize,
     wait: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (mut launches, mut answers, mut firsts, mut seconds, mut ends, mut private) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut launches, mut answers, mut firsts, mut seconds, mut ends, mut private, mut configured) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..count {
         while wait && driver.waiting(template, class).await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -130,6 +130,7 @@ async fn round(
         let client = hello(&*machine).await?;
         answers.push(t.elapsed());
         configure(&client, &key).await?;
+        configured.push(t.elapsed());
         run(&client, &["true"]).await?;
         firsts.push(t.elapsed());
         let t = Instant::now();
@@ -144,6 +145,7 @@ async fn round(
     println!("== {what}");
     report("launch", &mut launches);
     report("create → agent answers", &mut answers);
+    report("create → configured", &mut configured);
     report("create → first `true` finished", &mut firsts);
     report("second `true`", &mut seconds);
     report("destroy", &mut ends);

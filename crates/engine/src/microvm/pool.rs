@@ -135,6 +135,9 @@ async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     let request = pb::ConfigureRequest {
         clock_realtime_ns: i64::try_from(now.as_nanos()).unwrap_or(0),
         entropy,
+        // The machine's own follow; these are for the way they are written.
+        hostname: "waiting".to_owned(),
+        machine_id: p.group.clone(),
         ..Default::default()
     };
     client.rpc().configure(request).await.map_err(|e| stage(format!("{e}")))?;
