@@ -125,7 +125,11 @@ fn a_wall_that_cannot_be_built_fails_the_start_and_says_which() {
     let e = start(&launcher(), &s, &[log.as_fd()], |_| Ok(())).expect_err("fails");
     assert!(matches!(&e, JailError::Stage { stage, errno: 2, .. } if stage == "starting the program"), "{e:?}");
 
-    let s = JailSpec { cgroup_join: vec!["/nonexistent/cgroup.procs".into()], descriptors: vec![1], ..spec("true", t.path()) };
+    let s = JailSpec {
+        cgroup_join: vec!["/nonexistent/cgroup.procs".into()],
+        descriptors: vec![1],
+        ..spec("true", t.path())
+    };
     let e = start(&launcher(), &s, &[log.as_fd()], |_| Ok(())).expect_err("fails");
     assert!(matches!(&e, JailError::Stage { stage, .. } if stage == "joining the control group"), "{e:?}");
 }
@@ -195,7 +199,10 @@ fn the_probe_sees_every_wall_on_a_running_vmm() {
     };
     let p = probe(&ground).expect("probe");
     let r = p.report();
-    assert!(r.own_uid && r.no_new_privs && r.seccomp && r.mount_namespace && r.pid_namespace && r.network_namespace, "{p:?}");
+    assert!(
+        r.own_uid && r.no_new_privs && r.seccomp && r.mount_namespace && r.pid_namespace && r.network_namespace,
+        "{p:?}"
+    );
     assert_eq!(r.memory_limit, cgroups.has(Controller::Memory));
     // Whatever is not there is explained.
     let walls = [r.landlock, r.memory_limit, r.cpu_limit, r.pids_limit];

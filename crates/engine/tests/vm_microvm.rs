@@ -17,7 +17,8 @@ use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
 static NEXT_UID: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1_950_000_000);
 
 fn images() -> Arc<StoredImages> {
-    let data = std::env::var_os("MAINBRELLA_TEST_DATA").map_or_else(|| PathBuf::from("/var/tmp/mb-image"), PathBuf::from);
+    let data =
+        std::env::var_os("MAINBRELLA_TEST_DATA").map_or_else(|| PathBuf::from("/var/tmp/mb-image"), PathBuf::from);
     let target = std::env::current_exe().expect("own path").ancestors().nth(3).expect("target").to_owned();
     let agent = std::env::var_os("MAINBRELLA_TEST_AGENT")
         .map_or_else(|| target.join("x86_64-unknown-linux-musl/guest/mainbrella-guest"), PathBuf::from);
@@ -25,13 +26,14 @@ fn images() -> Arc<StoredImages> {
     Arc::new(StoredImages::new(ImageStore::open(&data).expect("image store"), agent))
 }
 
-/// One frozen template shared by all tests of this file: freezing takes seconds.
-fn shared_frozen() -> PathBuf {
-    std::env::temp_dir().join("mainbrella-vm-tests")
+/// A data directory whose only use is the frozen template that all tests of this file share: freezing takes seconds.
+fn shared() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("vm-microvm")
 }
 
 fn config(data: &Path, waiting: usize) -> MicroVmConfig {
-    let launcher = std::env::current_exe().expect("own path").ancestors().nth(2).expect("target").join("examples/microvm");
+    let launcher =
+        std::env::current_exe().expect("own path").ancestors().nth(2).expect("target").join("examples/microvm");
     assert!(launcher.is_file(), "{} is missing: cargo build -p mainbrella-engine --examples", launcher.display());
     MicroVmConfig {
         launcher,
@@ -46,24 +48,29 @@ fn config(data: &Path, waiting: usize) -> MicroVmConfig {
 /// A data directory of its own whose `frozen` is the shared one.
 fn data_dir() -> tempfile::TempDir {
     let t = tempfile::tempdir().expect("temp dir");
-    std::fs::create_dir_all(shared_frozen()).expect("mkdir");
-    std::os::unix::fs::symlink(shared_frozen(), t.path().join("frozen")).expect("link");
+    link_frozen(t.path());
     t
 }
 
+fn link_frozen(data: &Path) {
+    std::fs::create_dir_all(shared().join("frozen")).expect("mkdir");
+    std::os::unix::fs::symlink(shared().join("frozen"), data.join("frozen")).expect("link");
+}
+
 async fn open(config: &MicroVmConfig) -> Arc<MicroVm> {
-    // Tests run in processes of their own: one of them freezes, the others wait for it.
-    let gate = std::fs::File::create(shared_frozen().with_extension("lock")).expect("lock file");
+    // Tests run in threads or processes of their own: one of them freezes, the others wait for it.
+    let gate = std::fs::File::create(shared().join("lock")).expect("lock file");
     let gate = tokio::task::spawn_blocking(move || {
         rustix::fs::flock(&gate, rustix::fs::FlockOperation::LockExclusive).expect("lock");
         gate
     })
     .await
     .expect("lock");
-    let driver = MicroVm::open(config.clone(), images()).await.expect("driver");
-    driver.freeze(&template(), SizeClass::Micro).await.expect("freeze");
+    let freezer = MicroVm::open(self::config(&shared(), 0), images()).await.expect("driver");
+    freezer.freeze(&template(), SizeClass::Micro).await.expect("freeze");
+    freezer.shutdown().await;
     drop(gate);
-    driver
+    MicroVm::open(config.clone(), images()).await.expect("driver")
 }
 
 fn template() -> TemplateName {
@@ -105,7 +112,8 @@ async fn shell(client: &GuestClient, script: &str) -> String {
 
 /// Whether a process has ended; the host's first process may take a while to bury it.
 fn gone(proc: &Path) -> bool {
-    std::fs::read_to_string(proc.join("stat")).is_ok_and(|s| s.rsplit_once(") ").is_some_and(|(_, r)| r.starts_with(['Z', 'X'])))
+    std::fs::read_to_string(proc.join("stat"))
+        .is_ok_and(|s| s.rsplit_once(") ").is_some_and(|(_, r)| r.starts_with(['Z', 'X'])))
         || !proc.exists()
 }
 
@@ -157,7 +165,8 @@ async fn machines_share_a_template_and_nothing_else() {
     shell(&ga, "echo a > /root/who; echo a > /dev/shm/who").await;
     assert_eq!(shell(&gb, "cat /root/who /dev/shm/who 2>/dev/null; echo end").await, "end\n");
     let (pa, pb) = (driver.vmm_pid(&a.key).expect("a"), driver.vmm_pid(&b.key).expect("b"));
-    let uid = |pid: i32| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("/proc/{pid}")).expect("alive"));
+    let uid =
+        |pid: i32| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("/proc/{pid}")).expect("alive"));
     assert_ne!(uid(pa), uid(pb), "each has its own user id");
     driver.destroy(&a.key).await.expect("destroy");
     assert_eq!(shell(&gb, "echo still").await, "still\n");
@@ -171,6 +180,7 @@ async fn a_waiting_vmm_becomes_a_machine_and_none_outlives_the_service() {
     let t = data_dir();
     let c = config(t.path(), 1);
     let driver = open(&c).await;
+    driver.freeze(&template(), SizeClass::Micro).await.expect("freeze");
     let until = Instant::now() + Duration::from_secs(30);
     while driver.waiting(&template(), SizeClass::Micro).await == 0 {
         assert!(Instant::now() < until, "no VMM waits");
@@ -214,7 +224,8 @@ async fn a_machine_is_adopted_with_its_work() {
 
     // Killed from outside while it is watched.
     let pid = driver.vmm_pid(&o.key).expect("known");
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL).expect("kill");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL)
+        .expect("kill");
     let end = tokio::time::timeout(Duration::from_secs(2), machine.exited()).await.expect("seen within two seconds");
     assert!(matches!(&end, ExitReport::Vmm(_)), "{end}");
     assert_eq!(machine.exited().await, end, "and told again at once");
@@ -225,7 +236,8 @@ async fn a_machine_is_adopted_with_its_work() {
     drop(driver.launch(&o).await.expect("launch"));
     let pid = driver.vmm_pid(&o.key).expect("known");
     drop(driver);
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL).expect("kill");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL)
+        .expect("kill");
     let driver = open(&c).await;
     assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
     driver.destroy(&o.key).await.expect("destroy");
@@ -334,8 +346,7 @@ impl Drop for SmallDisk {
 async fn a_full_host_stops_a_machine_and_space_lets_it_go_on_unharmed() {
     let t = tempfile::tempdir().expect("temp dir");
     let disk = SmallDisk::mount(t.path(), 24);
-    std::fs::create_dir_all(shared_frozen()).expect("mkdir");
-    std::os::unix::fs::symlink(shared_frozen(), t.path().join("frozen")).expect("link");
+    link_frozen(t.path());
     let c = MicroVmConfig { full_patience: Duration::from_secs(40), ..config(t.path(), 0) };
     let driver = open(&c).await;
     let o = order();
@@ -380,9 +391,11 @@ async fn a_template_is_frozen_once_and_again_when_damaged() {
     let t = tempfile::tempdir().expect("temp dir");
     let c = config(t.path(), 0);
     let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
-    let all = futures::future::join_all((0..4).map(|_| async { driver.freeze(&template(), SizeClass::Micro).await })).await;
+    let all =
+        futures::future::join_all((0..4).map(|_| async { driver.freeze(&template(), SizeClass::Micro).await })).await;
     assert!(all.iter().all(Result::is_ok), "{all:?}");
-    let frozen = || std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().map(|e| e.path()).collect::<Vec<_>>();
+    let frozen =
+        || std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().map(|e| e.path()).collect::<Vec<_>>();
     let first = frozen();
     assert_eq!(first.len(), 1);
     let made = |p: &Path| std::fs::metadata(p.join("manifest.json")).and_then(|m| m.modified()).expect("manifest");

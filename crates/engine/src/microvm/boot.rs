@@ -184,13 +184,17 @@ pub(super) async fn rest(client: &GuestClient, qmp: &Qmp, whole: bool) -> Result
     loop {
         let list = qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
         let gone = list.as_array().is_some_and(|l| {
-            l.iter().any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
+            l.iter()
+                .any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
         });
         if gone {
             break;
         }
         if Instant::now() > until {
-            return Err(DriverError::Stage { stage: "closing the link", detail: "QEMU still sees a client".to_owned() });
+            return Err(DriverError::Stage {
+                stage: "closing the link",
+                detail: "QEMU still sees a client".to_owned(),
+            });
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

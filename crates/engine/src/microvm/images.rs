@@ -53,7 +53,9 @@ impl StoredImages {
             return Ok(base);
         }
         let kernel = self.store.current_kernel().ok_or_else(|| {
-            DriverError::Unsupported("the guest kernel is not on this host; `mainbrella template build` fetches it".to_owned())
+            DriverError::Unsupported(
+                "the guest kernel is not on this host; `mainbrella template build` fetches it".to_owned(),
+            )
         })?;
         let initramfs = self.store.initramfs(&kernel, &self.agent).map_err(failed)?;
         let made = BootFiles {

@@ -64,8 +64,15 @@ impl Machine {
         full: Fullness,
     ) -> Arc<Self> {
         let seat = Mutex::new(vmm.seat.take());
-        let machine =
-            Arc::new(Self { key, folder, vmm, seat, exit: watch::Sender::new(None), stream: Mutex::new(None), watcher: OnceLock::new() });
+        let machine = Arc::new(Self {
+            key,
+            folder,
+            vmm,
+            seat,
+            exit: watch::Sender::new(None),
+            stream: Mutex::new(None),
+            watcher: OnceLock::new(),
+        });
         let watcher = tokio::spawn(
             Watch {
                 machine: machine.clone(),

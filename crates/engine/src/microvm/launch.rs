@@ -158,8 +158,8 @@ impl Inner {
         let Ok(process) = record.process() else { return lost("the VMM ended while the service was away") };
         // Its messages, while it lives: the file is still open in it.
         let log = fs::File::open(format!("/proc/{}/fd/2", record.pid)).ok();
-        let seat = self.reserved().remove(key);
-        let vmm = Vmm { process, log, record, seat };
+        // Its seat stays reserved until it is either watched or removed: the process may be alive in every case below.
+        let mut vmm = Vmm { process, log, record, seat: None };
         let reached = control(&place, vmm.log.as_ref()).await;
         let (qmp, events) = match reached {
             Ok(q) => q,
@@ -170,6 +170,7 @@ impl Inner {
         match status.as_str() {
             "running" => {}
             "io-error" => {
+                vmm.seat = self.reserved().remove(key);
                 let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(true));
                 self.machines().insert(*key, machine.clone());
                 return Ok(Found::Running(machine));
@@ -186,6 +187,7 @@ impl Inner {
             }
             _ => return lost("the service ended before the machine was restored"),
         }
+        vmm.seat = self.reserved().remove(key);
         let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(false));
         self.machines().insert(*key, machine.clone());
         Ok(Found::Running(machine))
