@@ -113,6 +113,12 @@ pub enum ImageError {
         /// Why not.
         problem: &'static str,
     },
+    /// A build that died left something mounted.
+    #[error("`{place}` is still mounted by a build that died; run `umount {place}` and try again")]
+    LeftMount {
+        /// The mount point.
+        place: String,
+    },
     /// An operating-system call failed.
     #[error("{what}: {source}")]
     Io {

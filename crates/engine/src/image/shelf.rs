@@ -1,7 +1,10 @@
 //! Putting finished things into the data directory: one builder at a time, all or nothing.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,8 +23,8 @@ const LOCK_TICK: Duration = Duration::from_millis(200);
 pub(super) struct Bench {
     data: PathBuf,
     shelf: &'static str,
-    // Dropped with the bench, which lets go of the lock.
-    _lock: File,
+    // Let go when the bench and every program started with [`Self::lock`] are gone.
+    lock: File,
 }
 
 impl Bench {
@@ -44,7 +47,7 @@ impl Bench {
             }
             std::thread::sleep(LOCK_TICK);
         }
-        let bench = Self { data: data.to_owned(), shelf, _lock: lock };
+        let bench = Self { data: data.to_owned(), shelf, lock };
         bench.clear()?;
         Ok(bench)
     }
@@ -53,10 +56,15 @@ impl Bench {
     pub(super) fn try_take(data: &Path, shelf: &'static str) -> Result<Option<Self>, ImageError> {
         let lock = open_lock(data, shelf)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { data: data.to_owned(), shelf, _lock: lock })),
+            Ok(()) => Ok(Some(Self { data: data.to_owned(), shelf, lock })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(ImageError::io("locking the data directory", e.into())),
         }
+    }
+
+    /// The lock, for programs that must hold it as well.
+    pub(super) fn lock(&self) -> Result<OwnedFd, ImageError> {
+        self.lock.try_clone().map(OwnedFd::from).map_err(|e| ImageError::io("passing the lock on", e))
     }
 
     fn prefix(&self) -> String {
@@ -68,7 +76,8 @@ impl Bench {
         let prefix = self.prefix();
         let Ok(entries) = fs::read_dir(self.data.join("tmp")) else { return Ok(()) };
         for entry in entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(&prefix)) {
-            super::rootfs::remove_tree(&entry.path(), &Silent)?;
+            refuse_mounts(&entry.path())?;
+            super::rootfs::remove_tree(self, &entry.path(), &Silent)?;
             remove(&entry.path()).map_err(|e| ImageError::io("removing what an unfinished build left", e))?;
         }
         Ok(())
@@ -130,6 +139,41 @@ fn open_lock(data: &Path, shelf: &str) -> Result<File, ImageError> {
         .write(true)
         .open(&path)
         .map_err(|e| ImageError::io(format!("opening {}", path.display()), e))
+}
+
+/// Nothing is removed through a mount, which might show what is not ours.
+fn refuse_mounts(dir: &Path) -> Result<(), ImageError> {
+    let table = fs::read("/proc/self/mountinfo").map_err(|e| ImageError::io("reading the mounts of this host", e))?;
+    match mounted_below(&table, dir) {
+        None => Ok(()),
+        Some(place) => Err(ImageError::LeftMount { place: place.display().to_string() }),
+    }
+}
+
+/// A mount point in `table` (the form of `/proc/self/mountinfo`) that is `dir` or below it.
+fn mounted_below(table: &[u8], dir: &Path) -> Option<PathBuf> {
+    let points = table.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b' ').nth(4));
+    points.map(|p| PathBuf::from(OsString::from_vec(unescape(p)))).find(|point| point.starts_with(dir))
+}
+
+/// Blank, tab, line break and backslash are written as `\ooo`.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, tail)) = rest.split_first() {
+        let code = tail.get(..3).filter(|_| *first == b'\\').and_then(|d| std::str::from_utf8(d).ok());
+        match code.and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
 }
 
 /// Jailed VMMs run as other users: what they are handed is readable whatever the umask here is.
@@ -242,6 +286,17 @@ mod tests {
         drop(bench);
         let _bench = Bench::take(data.path(), "guest", &Silent).expect("free again");
         assert!(!left.exists() && other.exists());
+    }
+
+    #[test]
+    fn mounts_below_a_directory_are_found_whatever_they_are_called() {
+        let table = b"22 1 0:20 / /sys rw - sysfs sys rw\n30 1 0:9 / /data/tmp/image\\040a/dev/shm rw - tmpfs t rw\n\
+                      31 1 0:9 / /data/tmp/image-b rw - tmpfs t rw\n";
+        let below = |dir: &str| mounted_below(table, Path::new(dir));
+        assert_eq!(below("/data/tmp/image a").expect("found"), Path::new("/data/tmp/image a/dev/shm"));
+        assert_eq!(below("/data/tmp/image-b").expect("itself"), Path::new("/data/tmp/image-b"));
+        assert_eq!(below("/data/tmp/image"), None);
+        assert!(refuse_mounts(Path::new("/proc")).is_err() && refuse_mounts(Path::new("/no/such")).is_ok());
     }
 
     #[test]

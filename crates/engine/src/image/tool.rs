@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,6 +34,8 @@ pub(super) struct Tool {
     name: &'static str,
     command: Command,
     limit: Duration,
+    death: Signal,
+    lock: Option<OwnedFd>,
 }
 
 /// Where `program` is.
@@ -58,15 +61,45 @@ impl Tool {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // SAFETY: prctl with PR_SET_PDEATHSIG only sets an attribute of the calling process, takes no
-        // pointers and is async-signal-safe; nothing else happens between fork and exec.
+        Ok(Self { name: program, command, limit, death: Signal::SIGTERM, lock: None })
+    }
+
+    /// `program` in process and mount namespaces of its own: when it is ended, all it started and mounted ends with it,
+    /// at once. Only for who may mount.
+    pub(super) fn contained(program: &'static str, package: &'static str, limit: Duration) -> Result<Self, ImageError> {
+        let path = find(program, package)?;
+        let mut tool = Self::new("unshare", "util-linux", limit)?
+            .args(["--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"])
+            .arg(path);
+        // The outer process does not listen to SIGTERM while it waits for the inner.
+        tool.death = Signal::SIGKILL;
+        tool.name = program;
+        Ok(tool)
+    }
+
+    /// Lets the program and all it starts hold `lock` too: who waits for it then waits for them, should this process die.
+    pub(super) fn holding(mut self, lock: OwnedFd) -> Self {
+        self.lock = Some(lock);
+        self
+    }
+
+    /// What happens between fork and exec: the program ends when the thread that started it does.
+    fn prepare(&mut self) {
+        let death = self.death as libc::c_int;
+        let lock = self.lock.as_ref().map(AsRawFd::as_raw_fd);
+        // SAFETY: prctl with PR_SET_PDEATHSIG and fcntl with F_SETFD only set attributes of the calling process and of its
+        // descriptor, take no pointers and are async-signal-safe; `lock` is open: `self` owns it until after the fork.
         unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
+            self.command.pre_exec(move || {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, death) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                match lock {
+                    Some(fd) if libc::fcntl(fd, libc::F_SETFD, 0) != 0 => Err(io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
             });
         }
-        Ok(Self { name: program, command, limit })
     }
 
     pub(super) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -101,6 +134,7 @@ impl Tool {
         mut on_line: impl FnMut(&str),
     ) -> Result<Vec<u8>, ImageError> {
         let start = Instant::now();
+        self.prepare();
         let mut child = self.command.spawn().map_err(|e| ImageError::io(format!("starting {}", self.name), e))?;
         let (sender, receiver) = mpsc::sync_channel::<String>(256);
         let stderr = child.stderr.take();
@@ -287,6 +321,24 @@ mod tests {
         let e = sh("echo x >&2; exec sleep 300", Duration::from_secs(60)).run(&Stop(AtomicBool::new(false)));
         assert!(matches!(e, Err(ImageError::Cancelled)), "{e:?}");
         assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_lock_is_held_until_the_last_child_of_the_program_ends() {
+        use rustix::fs::{FlockOperation::NonBlockingLockExclusive, flock};
+        let file = tempfile::NamedTempFile::new().expect("file");
+        let lock = std::fs::File::open(file.path()).expect("open");
+        flock(&lock, NonBlockingLockExclusive).expect("locks");
+        let held = OwnedFd::from(lock.try_clone().expect("dup"));
+        sh("sleep 0.6 >/dev/null 2>&1 &", Duration::from_secs(5)).holding(held).run(&Silent).expect("runs");
+        drop(lock);
+        let other = std::fs::File::open(file.path()).expect("open");
+        assert!(flock(&other, NonBlockingLockExclusive).is_err(), "held by the child");
+        let free = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            flock(&other, NonBlockingLockExclusive).is_ok()
+        });
+        assert!(free, "let go when the child ended");
     }
 
     #[test]
