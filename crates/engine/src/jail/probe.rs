@@ -25,6 +25,7 @@ pub struct Probe {
     walls: Walls,
     own_uid: bool,
     sandbox: bool,
+    grouped: bool,
     report: JailReport,
     missing: Vec<(&'static str, String)>,
 }
@@ -46,6 +47,12 @@ impl Probe {
     #[must_use]
     pub fn sandbox(&self) -> bool {
         self.sandbox
+    }
+
+    /// Whether control groups can be made. If not, there are no limits, and `missing` says why.
+    #[must_use]
+    pub fn grouped(&self) -> bool {
+        self.grouped
     }
 
     /// What was observed on the probe.
@@ -95,6 +102,7 @@ fn probe_in(ground: &Ground<'_>, group: &str) -> Result<Probe, JailError> {
         walls: Walls::all(ground.uid.is_some()),
         own_uid: ground.uid.is_some(),
         sandbox: true,
+        grouped: true,
         report: JailReport::default(),
         missing: Vec::new(),
     };
@@ -109,6 +117,7 @@ fn probe_in(ground: &Ground<'_>, group: &str) -> Result<Probe, JailError> {
             false
         }
     };
+    p.grouped = grouped;
     // Each round either works or names the wall that has to go.
     for _ in 0..10 {
         match attempt(ground, &p, grouped.then_some(group)) {

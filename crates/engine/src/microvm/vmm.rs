@@ -112,7 +112,9 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
         Start::Cold { .. } => None,
         Start::Restore => Some(make_overlay(&order.folder, order.size, uid).map_err(io("making the disk overlay"))?),
     };
-    host.cgroups.create(&order.group, &limits(&order.size)).map_err(io("making the control group"))?;
+    if host.jail.grouped() {
+        host.cgroups.create(&order.group, &limits(&order.size)).map_err(io("making the control group"))?;
+    }
 
     let plan = VmPlan {
         name: format!("mainbrella-{}", order.group),
@@ -190,7 +192,7 @@ pub(crate) fn jail_spec(
         walls: host.jail.walls(),
         uid,
         groups,
-        cgroup_join: host.cgroups.join_files(group),
+        cgroup_join: if host.jail.grouped() { host.cgroups.join_files(group) } else { Vec::new() },
         scratch: host.scratch.clone(),
         read_only: read_only(&host.qemu),
         devices,
