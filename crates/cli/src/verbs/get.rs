@@ -1,0 +1,67 @@
+//! `mainbrella get`.
+
+use mainbrella_client::api::Machine;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output::{printable, span};
+use crate::values::MachineArg;
+use crate::verbs::list;
+
+/// Show one machine
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The machine
+    #[arg(value_name = "ID[@CREATED_AT]")]
+    machine: MachineArg,
+}
+
+/// Shows a machine.
+pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
+    let client = context.client()?;
+    let machine = context.inspect(&client, &args.machine).await?;
+    show(context, &machine)?;
+    Ok(0)
+}
+
+/// Prints a machine: one fact a line.
+pub fn show(context: &Context, m: &Machine) -> Result<(), Failure> {
+    if context.output.json {
+        return context.output.json(m);
+    }
+    let now = jiff::Timestamp::now().as_millisecond();
+    let instant = |ms: i64| {
+        let at = jiff::Timestamp::from_millisecond(ms).map(|t| format!("{t:.0}")).unwrap_or_default();
+        if ms >= now { format!("{at} (in {})", span(ms - now)) } else { format!("{at} ({} ago)", span(now - ms)) }
+    };
+    let mut facts = vec![
+        ("machine", format!("{}@{}", m.id, m.created_at)),
+        ("state", context.output.paint(m.state.as_str(), list::tone(m.state))),
+        ("template", m.catalog_id.clone()),
+        (
+            "size",
+            format!("{}: {} MiB, {} vCPU, {} MiB disk", m.size, m.limits.memory_mib, m.limits.vcpus, m.limits.disk_mib),
+        ),
+        ("isolation", m.isolation.clone()),
+        ("internet", if m.internet { "on" } else { "off" }.to_owned()),
+    ];
+    if let Some(at) = m.started_at_ms {
+        facts.push(("answered first", instant(at)));
+    }
+    match m.ended_at_ms {
+        Some(at) => facts.push(("ended", instant(at))),
+        None => {
+            facts.push(("ends", instant(m.hard_deadline_ms)));
+            if let (Some(at), Some(timeout)) = (m.idle_deadline_ms, m.idle_timeout_seconds) {
+                let timeout = span(i64::try_from(timeout).unwrap_or(i64::MAX / 1000).saturating_mul(1000));
+                facts.push(("ends if idle", format!("{}, after {timeout} without use", instant(at))));
+            }
+        }
+    }
+    if let Some(reason) = &m.reason {
+        facts.push(("reason", format!("{}: {}", reason.code, printable(&reason.message))));
+    }
+    facts.extend(m.metadata.iter().map(|(k, v)| ("label", printable(&format!("{k}={v}")))));
+    let text: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<15}{value}")).collect();
+    context.output.line(&text.join("\n"))
+}

@@ -1,0 +1,15 @@
+//! One file a verb.
+
+pub mod completions;
+pub mod cp;
+pub mod create;
+pub mod doctor;
+pub mod env;
+pub mod exec;
+pub mod extend;
+pub mod get;
+pub mod key;
+pub mod list;
+pub mod serve;
+pub mod stop;
+pub mod template;

@@ -1,0 +1,287 @@
+//! `mainbrella template`: the images machines start from, in the data directory of this machine.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mainbrella_engine::image::{Event, ImageError, ImageStore, Progress};
+use mainbrella_types::TemplateName;
+
+use crate::context::Context;
+use crate::failure::{Exit, Failure};
+use crate::output::{Tone, printable, size};
+
+/// Lines of a program kept to explain its failure.
+const LINES_KEPT: usize = 15;
+
+/// Build, list and remove the templates of this machine
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Build templates, and the guest kernel if there is none; quick when nothing has changed
+    Build {
+        /// Their names, e.g. python, node
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<TemplateName>,
+        /// Build again what is there
+        #[arg(long)]
+        force: bool,
+        /// Fetch the newest guest kernel too
+        #[arg(long)]
+        update_kernel: bool,
+        /// Show what the programs write
+        #[arg(long, short)]
+        verbose: bool,
+    },
+    /// List templates: those of the service when it can be reached, else those in the data directory
+    List,
+    /// Remove a template. Machines made from it keep running
+    Rm {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        name: TemplateName,
+    },
+}
+
+/// Builds, lists or removes templates.
+pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
+    match args.verb {
+        Verb::Build { names, force, update_kernel, verbose } => {
+            let cancelled = Arc::new(AtomicBool::new(false));
+            let flag = cancelled.clone();
+            tokio::spawn(async move {
+                if tokio::signal::ctrl_c().await.is_ok() {
+                    flag.store(true, Ordering::Relaxed);
+                }
+            });
+            let context = context.clone();
+            tokio::task::spawn_blocking(move || build(&context, &names, force, update_kernel, verbose, &cancelled))
+                .await
+                .map_err(|_| Failure::new(Exit::Failed, "internal", "the build broke off"))?
+        }
+        Verb::List => list(context).await,
+        Verb::Rm { name } => {
+            let context = context.clone();
+            tokio::task::spawn_blocking(move || remove(&context, &name))
+                .await
+                .map_err(|_| Failure::new(Exit::Failed, "internal", "the removal broke off"))?
+        }
+    }
+}
+
+fn build(
+    context: &Context,
+    names: &[TemplateName],
+    force: bool,
+    update_kernel: bool,
+    verbose: bool,
+    cancelled: &AtomicBool,
+) -> Result<u8, Failure> {
+    let store = ImageStore::open(&context.data_dir()?).map_err(|e| failure(&e, None))?;
+    // A name that cannot be built is said before half an hour of building.
+    let known = store.recipes().map_err(|e| failure(&e, None))?;
+    if let Some(unknown) = names.iter().find(|n| !known.iter().any(|r| r.name == **n)) {
+        let all: Vec<&str> = known.iter().map(|r| r.name.as_str()).collect();
+        return Err(Failure::new(Exit::NotFound, "template_not_found", format!("there is no recipe `{unknown}`"))
+            .hint(format!("Known are: {}.", all.join(", "))));
+    }
+    let mut made = Vec::new();
+    let teller = Teller::new(context, verbose, cancelled, "kernel");
+    let kernel = if update_kernel { store.update_kernel(&teller) } else { store.kernel(&teller) };
+    kernel.map_err(|e| failure(&e, Some(&teller)))?;
+    teller.end();
+    for name in names {
+        let teller = Teller::new(context, verbose, cancelled, name.as_str());
+        let image = store.build_template(name.as_str(), force, &teller).map_err(|e| failure(&e, Some(&teller)))?;
+        let (cached, took) = teller.end();
+        if !context.output.json {
+            let how = if cached { "up to date".to_owned() } else { format!("built in {} s", took.as_secs()) };
+            context.output.line(&format!("{name}  {}  {}  {how}", size(image.bytes), image.digest))?;
+        }
+        made.push(serde_json::json!({ "name": name.as_str(), "digest": image.digest, "imageBytes": image.bytes, "cached": cached }));
+    }
+    if context.output.json {
+        context.output.json(&serde_json::json!({ "templates": made }))?;
+    }
+    Ok(0)
+}
+
+fn failure(e: &ImageError, teller: Option<&Teller<'_>>) -> Failure {
+    if let Some(t) = teller {
+        t.end();
+    }
+    let (exit, code) = match e {
+        ImageError::Cancelled => (Exit::Interrupted, "interrupted"),
+        ImageError::NotBuilt(_) | ImageError::UnknownRecipe { .. } => (Exit::NotFound, "template_not_found"),
+        ImageError::Network { .. } => (Exit::Unavailable, "network"),
+        _ => (Exit::Failed, "build_failed"),
+    };
+    // The first half of the sentence says what, the second what to do.
+    let text = e.to_string();
+    let (message, hint) = text.split_once("; ").unwrap_or((&text, ""));
+    let said = e.detail().map(|d| d.lines().rev().take(LINES_KEPT).collect::<Vec<_>>()).unwrap_or_default();
+    let said: String = said.iter().rev().map(|l| format!("\n  {}", printable(l))).collect();
+    Failure::new(exit, code, format!("{message}{said}")).hint(hint.to_owned())
+}
+
+async fn list(context: &Context) -> Result<u8, Failure> {
+    let served = match context.client() {
+        Ok(client) => client.with_answer_timeout(Duration::from_secs(3)).templates().await.ok(),
+        Err(_) => None,
+    };
+    if let Some(list) = served {
+        if context.output.json {
+            context.output.json(&list)?;
+            return Ok(0);
+        }
+        let rows = list.templates.iter().map(|t| {
+            let frozen = if t.frozen_sizes.is_empty() { "-".to_owned() } else { t.frozen_sizes.join(" ") };
+            row(&t.name, t.image_bytes, &t.digest, &frozen)
+        });
+        context.output.table(&["NAME", "IMAGE", "READY SIZES", "DIGEST"], rows.collect())?;
+        return Ok(0);
+    }
+    let dir = context.data_dir()?;
+    let images = if dir.is_dir() {
+        tokio::task::spawn_blocking(move || ImageStore::open(&dir).map(|s| s.templates()))
+            .await
+            .map_err(|_| Failure::new(Exit::Failed, "internal", "the list broke off"))?
+            .map_err(|e| failure(&e, None))?
+    } else {
+        Vec::new()
+    };
+    if context.output.json {
+        let list: Vec<_> = images
+            .iter()
+            .map(|i| serde_json::json!({ "name": i.name.as_str(), "digest": i.digest, "imageBytes": i.bytes }))
+            .collect();
+        context.output.json(&serde_json::json!({ "templates": list }))?;
+        return Ok(0);
+    }
+    context.output.note("the service cannot be asked; these are in the data directory");
+    let rows = images.iter().map(|i| row(i.name.as_str(), i.bytes, &i.digest, "?")).collect();
+    context.output.table(&["NAME", "IMAGE", "READY SIZES", "DIGEST"], rows)?;
+    Ok(0)
+}
+
+fn row(name: &str, bytes: u64, digest: &str, frozen: &str) -> Vec<(String, Tone)> {
+    let short: String = digest.chars().take(19).collect();
+    [name, &size(bytes), frozen, &short].map(|s| (s.to_owned(), Tone::Plain)).to_vec()
+}
+
+fn remove(context: &Context, name: &TemplateName) -> Result<u8, Failure> {
+    let dir = context.data_dir()?;
+    let none = || {
+        Failure::new(Exit::NotFound, "template_not_found", format!("template `{name}` is not in {}", dir.display()))
+            .hint("`mainbrella template list` shows what is there.")
+    };
+    if !dir.is_dir() {
+        return Err(none());
+    }
+    let store = ImageStore::open(&dir).map_err(|e| failure(&e, None))?;
+    let never = AtomicBool::new(false);
+    let teller = Teller::new(context, false, &never, name.as_str());
+    let was_there = store.remove_template(name, &teller).map_err(|e| failure(&e, Some(&teller)))?;
+    teller.end();
+    if !was_there {
+        return Err(none());
+    }
+    if context.output.json {
+        context.output.json(&serde_json::json!({ "name": name.as_str(), "removed": true }))?;
+    } else {
+        context.output.line(&format!("{name} removed"))?;
+    }
+    Ok(0)
+}
+
+/// Shows a build: a bar on a terminal, a line a step elsewhere.
+struct Teller<'a> {
+    bar: ProgressBar,
+    watched: bool,
+    verbose: bool,
+    quiet: bool,
+    what: String,
+    cancelled: &'a AtomicBool,
+    begin: Instant,
+    cached: AtomicBool,
+}
+
+impl<'a> Teller<'a> {
+    fn new(context: &Context, verbose: bool, cancelled: &'a AtomicBool, what: &str) -> Self {
+        let watched = context.output.watched();
+        let bar = if watched { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        if watched {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+            bar.enable_steady_tick(Duration::from_millis(120));
+        }
+        Self {
+            bar,
+            watched,
+            verbose,
+            quiet: context.output.json,
+            what: what.to_owned(),
+            cancelled,
+            begin: Instant::now(),
+            cached: AtomicBool::new(false),
+        }
+    }
+
+    fn end(&self) -> (bool, Duration) {
+        self.bar.finish_and_clear();
+        (self.cached.load(Ordering::Relaxed), self.begin.elapsed())
+    }
+
+    fn style(&self, template: &str) {
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(style);
+        }
+    }
+
+    fn say(&self, text: &str) {
+        if self.watched {
+            self.bar.println(text);
+        } else if !self.quiet {
+            // Nobody can be told that standard error is closed.
+            let _ = writeln!(std::io::stderr().lock(), "{text}");
+        }
+    }
+}
+
+impl Progress for Teller<'_> {
+    fn event(&self, event: Event<'_>) {
+        match event {
+            Event::Step(step) => {
+                if self.watched {
+                    self.bar.set_length(0);
+                    self.style("{spinner} {msg} ({elapsed})");
+                    self.bar.set_message(format!("{}: {step}", self.what));
+                } else {
+                    self.say(&format!("{}: {step}", self.what));
+                }
+            }
+            Event::Fraction(part) if self.watched => {
+                self.style("{spinner} {msg} {bar:30} {percent}% ({elapsed})");
+                self.bar.set_length(1000);
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                self.bar.set_position((part.clamp(0.0, 1.0) * 1000.0) as u64);
+            }
+            Event::Line(line) if self.verbose => {
+                self.say(&format!("  {}", printable(line)));
+            }
+            Event::Finished { cached } => self.cached.store(cached, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
