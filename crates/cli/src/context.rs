@@ -19,35 +19,14 @@ const KEY_FILE_MAX: u64 = 4096;
 /// Options of every verb.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Global {
-    /// Address of the service; https unless it is this machine [default: http://127.0.0.1:8787]
-    #[arg(
-        long,
-        global = true,
-        env = "MAINBRELLA_API_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        help_heading = "Everywhere"
-    )]
+    /// Address of the service; https unless it is this machine [env: MAINBRELLA_API_URL] [default: http://127.0.0.1:8787]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Everywhere")]
     pub url: Option<String>,
-    /// File with the API key. Else MAINBRELLA_API_KEY, else the first key of a service on this machine
-    #[arg(
-        long,
-        global = true,
-        env = "MAINBRELLA_API_KEY_FILE",
-        hide_env_values = true,
-        value_name = "FILE",
-        help_heading = "Everywhere"
-    )]
+    /// File with the API key [env: MAINBRELLA_API_KEY_FILE]. Else the key in MAINBRELLA_API_KEY, else the first key of a service on this machine
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
     pub api_key_file: Option<PathBuf>,
-    /// Where the service on this machine keeps its data [default: /var/lib/mainbrella as root, else in the XDG data folder]
-    #[arg(
-        long,
-        global = true,
-        env = "MAINBRELLA_DATA_DIR",
-        hide_env_values = true,
-        value_name = "DIR",
-        help_heading = "Everywhere"
-    )]
+    /// Where the service on this machine keeps its data [env: MAINBRELLA_DATA_DIR] [default: /var/lib/mainbrella as root, else in the XDG data folder]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
     pub data_dir: Option<PathBuf>,
     /// JSON for programs instead of text for people
     #[arg(long, global = true, help_heading = "Everywhere")]
@@ -73,8 +52,12 @@ pub enum KeySource {
 }
 
 impl Context {
-    /// From the options.
-    pub fn new(global: Global) -> Self {
+    /// From the options, and from the environment what they do not say.
+    pub fn new(mut global: Global) -> Self {
+        let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
+        global.url = global.url.or_else(|| variable("MAINBRELLA_API_URL").map(|v| v.to_string_lossy().into_owned()));
+        global.api_key_file = global.api_key_file.or_else(|| variable("MAINBRELLA_API_KEY_FILE").map(PathBuf::from));
+        global.data_dir = global.data_dir.or_else(|| variable("MAINBRELLA_DATA_DIR").map(PathBuf::from));
         let output = Output { json: global.json };
         Self { global, output }
     }

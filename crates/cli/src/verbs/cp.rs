@@ -12,7 +12,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use mainbrella_client::{Download, Upload, WriteOptions};
+use mainbrella_client::{ClientError, Download, Upload, WriteOptions};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_util::io::ReaderStream;
@@ -244,7 +244,9 @@ async fn pour<W: AsyncWrite + Unpin>(
     what: &str,
 ) -> Result<u64, Failure> {
     let mut total = 0;
-    while let Some(bytes) = from.chunk().await? {
+    let again =
+        |e: ClientError| Failure::from(e).hint("The copy is incomplete; copy again.");
+    while let Some(bytes) = from.chunk().await.map_err(again)? {
         to.write_all(&bytes).await.map_err(|e| Failure::io(what, &e))?;
         total += bytes.len() as u64;
         bar.inc(bytes.len() as u64);

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use mainbrella_client::MachineRef;
 use mainbrella_client::api::CreateMachine;
+use mainbrella_types::ErrorCode;
 
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
@@ -68,7 +69,8 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let key = args.idempotency_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let begin = Instant::now();
     let created = client.create_or_reconcile(&body, &key).await.map_err(|e| {
-        let ambiguous = e.is_ambiguous();
+        // A machine that could not be made is an outcome, not a doubt.
+        let ambiguous = e.is_ambiguous() && e.code() != Some(ErrorCode::CreateFailed);
         let failure = Failure::from(e);
         if !ambiguous {
             return failure;

@@ -17,6 +17,9 @@ const TIMED_OUT: u8 = 124;
 
 /// Run a command in a machine
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "mainbrella exec [OPTIONS] <ID[@CREATED_AT]> -- <ARGV>...\n       mainbrella exec [OPTIONS] <ID[@CREATED_AT]> --shell <TEXT>"
+)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["shell", "argv"])))]
 pub struct Args {
     /// The machine

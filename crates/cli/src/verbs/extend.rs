@@ -9,6 +9,7 @@ use crate::verbs::get;
 
 /// Give a machine more time
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "mainbrella extend [OPTIONS] <ID[@CREATED_AT]> [--ttl <DURATION>] [--idle <DURATION>]")]
 #[command(group(clap::ArgGroup::new("lease").required(true).multiple(true).args(["ttl", "idle"])))]
 pub struct Args {
     /// The machine

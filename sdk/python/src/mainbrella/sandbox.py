@@ -93,6 +93,8 @@ class Sandbox:
     def kill(self) -> StopResult:
         """Stops exactly this generation; files in it are lost. Safe to repeat, also after it has ended.
 
+        Raises ``GenerationMismatchError`` when the slot has passed to a newer machine: this one has ended then.
+
         A stop is fenced by the generation and idempotent, so it is the one change that is sent again by itself when
         the network fails.
         """

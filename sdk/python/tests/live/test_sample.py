@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mainbrella import (
     ConflictError,
+    GenerationMismatchError,
     GuestFileNotFoundError,
     IdempotencyConflictError,
     Mainbrella,
@@ -128,7 +129,8 @@ class Live(unittest.TestCase):
                 self.client.create(slot=slot, ttl_seconds=300)
         with self.client.create(slot=slot, ttl_seconds=300) as newer:
             self.assertGreater(newer.created_at, sandbox.created_at)
-            self.assertTrue(sandbox.kill().stopped, "the older generation is gone, the newer one is not meant")
+            with self.assertRaises(GenerationMismatchError):
+                sandbox.kill()  # the older generation is gone, and the newer one is not meant
             self.assertTrue(newer.commands.run("true").ok)
 
 

@@ -1,0 +1,317 @@
+//! Verbs on machines and keys.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json as value;
+
+use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, run_with, snapshot, told};
+
+#[test]
+fn create_prints_the_name_and_sends_what_was_asked() {
+    let service = Service::start([json(201, machine("m-1", 90))]);
+    let words = [
+        "create",
+        "node",
+        "--size",
+        "micro",
+        "--slot",
+        "mine",
+        "--ttl",
+        "90m",
+        "--idle",
+        "1500ms",
+        "--persistent",
+        "--label",
+        "a=b=c",
+        "-e",
+        "X=",
+        "--idempotency-key",
+        "k-1",
+        "--internet",
+        "off",
+    ];
+    snapshot("create", run(&service, &words));
+    let [request] = service.requests().try_into().expect("one request");
+    assert_eq!(request.line, "POST /v1/machines");
+    assert_eq!(request.header("idempotency-key"), Some("k-1"));
+    assert_eq!(
+        request.json(),
+        value!({
+            "catalogId": "node", "size": "micro", "slot": "mine", "ttlSeconds": 5400, "idleTimeoutSeconds": 2,
+            "internet": false, "persistent": true, "metadata": {"a": "b=c"}, "env": {"X": ""},
+        })
+    );
+}
+
+#[test]
+fn a_create_whose_answer_is_lost_is_repeated_under_one_key() {
+    let service =
+        Service::start([Reply::Cut(vec![]), error(503, "overloaded", "Busy."), json(200, machine("m-1", 90))]);
+    assert!(run(&service, &["create"]).starts_with("code: 0\n--- stdout\nm-1@"));
+    let requests = service.requests();
+    assert_eq!(requests.len(), 3);
+    let keys: std::collections::HashSet<_> = requests.iter().map(|r| r.header("idempotency-key")).collect();
+    assert_eq!(keys.len(), 1);
+    assert!(requests.iter().all(|r| r.body == requests[0].body));
+
+    let failed = Service::start([error(502, "create_failed", "The machine could not be made.")]);
+    snapshot("create failed", run(&failed, &["create"]));
+    assert_eq!(failed.requests().len(), 1, "a machine that could not be made is an outcome");
+
+    let lost = Service::start([Reply::Cut(vec![])]);
+    snapshot("create lost", run(&lost, &["create", "--idempotency-key", "mine"]));
+    assert_eq!(lost.requests().len(), 5, "attempts are bounded");
+}
+
+#[test]
+fn a_machine_that_is_online_against_the_order_is_stopped() {
+    let mut online = machine("m-1", 90);
+    online["internet"] = true.into();
+    let stopped = value!({ "outcome": "stopped", "machine": online });
+    let service = Service::start([json(201, online), json(200, stopped)]);
+    snapshot("create online", run(&service, &["create", "--internet", "off"]));
+    assert_eq!(service.requests()[1].line, "POST /v1/machines/m-1/stop?createdAt=2026-10-08T12%3A00%3A00.000Z");
+}
+
+fn ended(id: &str) -> serde_json::Value {
+    let mut m = machine(id, 90);
+    m["state"] = "failed".into();
+    m["endedAtMs"] = (jiff::Timestamp::now().as_millisecond() - 7_230_000).into();
+    m["reason"] = value!({"code": "vmm_died", "message": "Its VMM \u{1b}[31mended."});
+    m
+}
+
+#[test]
+fn list_follows_pages_and_hides_what_has_ended() {
+    let mut idle = machine("m-2", 90);
+    idle["idleDeadlineMs"] = (jiff::Timestamp::now().as_millisecond() + 150_000).into();
+    let pages = || {
+        [
+            json(200, value!({"machines": [machine("m-1", 90), ended("m-0")], "nextCursor": "c 1"})),
+            json(200, value!({"machines": [idle.clone()], "nextCursor": null})),
+        ]
+    };
+    let service = Service::start(pages());
+    snapshot("list", run(&service, &["list", "--label", "own er=é&x"]));
+    let lines: Vec<String> = service.requests().into_iter().map(|r| r.line).collect();
+    assert_eq!(
+        lines,
+        [
+            "GET /v1/machines?metadata.own%20er=%C3%A9%26x&limit=101",
+            "GET /v1/machines?metadata.own%20er=%C3%A9%26x&limit=101&cursor=c%201"
+        ]
+    );
+    snapshot("list all", run(&Service::start(pages()), &["ls", "-a"]));
+    snapshot("list limited", run(&Service::start(pages()), &["list", "-n", "1"]));
+    let said = run(&Service::start(pages()), &["list", "--all", "--json"]);
+    let text =
+        said.strip_prefix("code: 0\n--- stdout\n").and_then(|s| s.strip_suffix("--- stderr\n")).expect("only JSON");
+    let list: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    let ids: Vec<_> = list["machines"].as_array().expect("a list").iter().map(|m| m["id"].clone()).collect();
+    assert_eq!(ids, ["m-1", "m-0", "m-2"]);
+    snapshot("list empty", run(&Service::start([json(200, value!({"machines": [], "nextCursor": null}))]), &["list"]));
+}
+
+#[test]
+fn get_shows_a_machine_and_harmless_text() {
+    let said = run(&Service::start([json(200, ended("m-0"))]), &["get", "m-0"]);
+    assert!(said.contains("reason         vmm_died: Its VMM \\u{1b}[31mended."), "{said}");
+    assert!(said.contains("(2h ago)") && !said.contains('\u{1b}'), "{said}");
+    let service = Service::start([json(200, machine("m-1", 90))]);
+    run(&service, &["get", "m-1@2026-10-08T14:00:00+02:00"]);
+    assert_eq!(service.requests()[0].line, "GET /v1/machines/m-1?createdAt=2026-10-08T12%3A00%3A00.000Z");
+}
+
+fn result(changes: &serde_json::Value) -> Reply {
+    let mut r = value!({
+        "exitCode": 0, "signal": null, "timedOut": false, "stdoutBase64": "", "stderrBase64": "", "stdoutBytes": 0,
+        "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 5,
+    });
+    for (k, v) in changes.as_object().expect("an object") {
+        r[k] = v.clone();
+    }
+    json(200, r)
+}
+
+#[test]
+fn exec_passes_bytes_and_codes_through() {
+    let found = || json(200, machine("m-1", 90));
+    let bytes: Vec<u8> = (0..=255).collect();
+    let reply = result(
+        &value!({"exitCode": 7, "stdoutBase64": STANDARD.encode(&bytes), "stderrBase64": STANDARD.encode("err\n")}),
+    );
+    let service = Service::start([found(), reply]);
+    let mut command = mainbrella();
+    command.env("MAINBRELLA_API_URL", &service.url).env("MAINBRELLA_API_KEY", KEY);
+    command.args([
+        "exec",
+        "m-1",
+        "-C",
+        "/tmp",
+        "-e",
+        "A=b",
+        "--timeout",
+        "5s",
+        "--output-limit",
+        "99",
+        "--",
+        "prog",
+        "-x",
+        "--",
+        "y z",
+    ]);
+    let out = command.output().expect("it runs");
+    assert_eq!((out.status.code(), out.stdout, out.stderr), (Some(7), bytes, b"err\n".to_vec()));
+    let requests = service.requests();
+    assert_eq!(requests[1].line, "POST /v1/machines/m-1/commands/run?createdAt=2026-10-08T12%3A00%3A00.000Z");
+    assert_eq!(
+        requests[1].json(),
+        value!({"command": ["prog", "-x", "--", "y z"], "cwd": "/tmp", "env": {"A": "b"}, "timeoutMs": 5000, "outputLimitBytes": 99})
+    );
+}
+
+#[test]
+fn exec_ends_with_the_code_of_its_command() {
+    let at = "m-1@2026-10-08T12:00:00.000Z";
+    let exec = |reply: Reply| run(&Service::start([reply]), &["exec", at, "-c", "x"]);
+    snapshot("exec signal", exec(result(&value!({"exitCode": 137, "signal": 9}))));
+    snapshot(
+        "exec timed out",
+        exec(result(
+            &value!({"exitCode": -1, "timedOut": true, "stdoutBase64": STANDARD.encode("so far\n"), "durationMs": 1000}),
+        )),
+    );
+    snapshot(
+        "exec cut",
+        exec(result(
+            &value!({"stdoutBase64": STANDARD.encode("ab\nyz\n"), "stdoutOmitted": {"offset": 3, "length": 70}}),
+        )),
+    );
+    snapshot("exec not started", exec(error(422, "command_not_started", "The program could not be executed.")));
+    let lost = Service::start([Reply::Cut(vec![])]);
+    snapshot("exec lost", run(&lost, &["exec", at, "--", "x"]));
+    assert_eq!(lost.requests().len(), 1, "a command is never sent twice");
+}
+
+#[test]
+fn exec_sends_standard_input_only_when_asked() {
+    let service = Service::start([result(&value!({}))]);
+    let at = "m-1@2026-10-08T12:00:00.000Z";
+    run_with(&service, &["exec", at, "--", "cat"], b"unasked");
+    run_with(&service, &["exec", at, "-i", "--", "cat"], b"\xff\x00");
+    let sent: Vec<_> = service.requests().iter().map(|r| r.json().get("stdinBase64").cloned()).collect();
+    assert_eq!(sent, [None, Some("/wA=".into())]);
+    snapshot("exec too much input", run_with(&service, &["exec", at, "-i", "--", "cat"], &vec![b'x'; 1_048_577]));
+    assert_eq!(service.requests().len(), 2);
+}
+
+#[test]
+fn stop_acts_on_each_and_says_what_is_uncertain() {
+    let outcome = |o: &str| json(200, value!({"outcome": o, "machine": machine("m-1", 90)}));
+    let at = "m-1@2026-10-08T12:00:00.000Z";
+    snapshot(
+        "stop",
+        run(&Service::start([Reply::Cut(vec![]), outcome("uncertain"), outcome("stopped")]), &["stop", at]),
+    );
+    snapshot("stop uncertain", run(&Service::start([outcome("uncertain")]), &["stop", at]));
+    let service = Service::start([
+        error(404, "not_found", "There is no machine gone."),
+        json(200, machine("m-1", 90)),
+        outcome("stopped"),
+    ]);
+    snapshot("stop one of two", run(&service, &["stop", "gone", "m-1"]));
+}
+
+#[test]
+fn extend_sends_only_what_was_given() {
+    let service = Service::start([json(200, machine("m-1", 90))]);
+    assert!(run(&service, &["extend", "m-1@2026-10-08T12:00:00.000Z", "--ttl", "2h", "--json"]).starts_with("code: 0"));
+    assert_eq!(service.requests()[0].json(), value!({"ttlSeconds": 7200}));
+}
+
+#[test]
+fn keys_are_made_listed_and_revoked() {
+    let now = jiff::Timestamp::now().as_millisecond();
+    let made =
+        value!({"id": "89abcdef", "name": "ci", "role": "user", "createdAtMs": now, "secret": "mb_89abcdef_shown"});
+    snapshot("key create", run(&Service::start([json(201, made.clone())]), &["key", "create", "ci"]));
+    let keys = value!({"keys": [
+        {"id": "01234567", "name": "first key", "role": "admin", "createdAtMs": now - 200_000, "revokedAtMs": null},
+        {"id": "89abcdef", "name": "ci\n", "role": "user", "createdAtMs": now - 200_000, "revokedAtMs": now - 130_000},
+    ]});
+    snapshot("key list", run(&Service::start([json(200, keys)]), &["key", "list"]));
+    let revoke = Service::start([Reply::Answer(204, vec![], vec![])]);
+    snapshot("key revoke", run(&revoke, &["key", "revoke", "89abcdef"]));
+    assert_eq!(revoke.requests()[0].line, "DELETE /v1/keys/89abcdef");
+
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("key");
+    let service = Service::start([json(201, made)]);
+    let path = file.to_str().expect("UTF-8");
+    let said = run(&service, &["key", "create", "ci", "--output", path]);
+    assert!(said.starts_with("code: 0\n--- stdout\n--- stderr\nkey 89abcdef is in"), "{said}");
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_to_string(&file).expect("text"), "mb_89abcdef_shown\n");
+    assert!(
+        run(&service, &["key", "create", "ci", "--output", path]).starts_with("code: 1"),
+        "an existing file is not replaced"
+    );
+    assert_eq!(service.requests().len(), 1, "no key is made without a place for it");
+}
+
+#[test]
+fn templates_are_asked_of_the_service_or_looked_up_here() {
+    let list = value!({"templates": [{"name": "python", "digest": "sha256:0123456789abcdef", "imageBytes": 146_000_000, "frozenSizes": ["small"]}]});
+    snapshot("template list", run(&Service::start([json(200, list)]), &["template", "list"]));
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut command = mainbrella();
+    command.env("MAINBRELLA_DATA_DIR", dir.path()).args(["--url", "http://127.0.0.1:1", "template", "list"]);
+    snapshot("template list here", told(&mut command, b""));
+    for words in [["template", "rm", "none"], ["template", "build", "none"]] {
+        let mut command = mainbrella();
+        command.env("MAINBRELLA_DATA_DIR", dir.path()).args(words);
+        let said = told(&mut command, b"").replace(dir.path().to_str().expect("UTF-8"), "DIR");
+        snapshot(words.join(" "), said);
+    }
+}
+
+#[test]
+fn doctor_needs_no_service_and_its_json_is_stable() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut command = mainbrella();
+    command.env("MAINBRELLA_DATA_DIR", dir.path()).args(["--url", "http://127.0.0.1:1", "doctor", "--json"]);
+    let out = command.output().expect("it runs");
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let checks = report["checks"].as_array().expect("a list");
+    let find =
+        |name: &str| checks.iter().find(|c| c["name"] == name).unwrap_or_else(|| panic!("{name} is not checked"));
+    for name in [
+        "system",
+        "memory",
+        "qemu-system-x86_64",
+        "mmdebstrap",
+        "mkfs.erofs",
+        "nft",
+        "/dev/kvm",
+        "in use",
+        "control groups",
+        "disk space",
+    ] {
+        assert!(["ok", "warn", "fail"].contains(&find(name)["level"].as_str().expect("text")), "{name}");
+    }
+    assert_eq!(find("templates")["level"], "fail");
+    assert_eq!(find("templates")["fix"], "mainbrella template build python");
+    assert_eq!(find("answers")["level"], "warn");
+    assert_eq!((report["ok"].as_bool(), out.status.code()), (Some(false), Some(1)));
+    for check in checks {
+        assert!(check["level"] == "ok" || !check["detail"].as_str().expect("text").is_empty(), "{check}");
+    }
+
+    // With a service and a key that does not work.
+    let health = json(200, value!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}));
+    let service = Service::start([health, error(401, "unauthenticated", "The API key is not valid.")]);
+    let said = run(&service, &["doctor", "--json"]);
+    assert!(said.contains("the key in MAINBRELLA_API_KEY does not work: The API key is not valid."), "{said}");
+    assert!(!said.contains(KEY));
+}
