@@ -2,10 +2,14 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, presets};
+
 use serde::Serialize;
 
 use crate::failure::Failure;
+
+/// The least room in which the last column of a table is wrapped, columns.
+const LAST_MIN: u16 = 16;
 
 /// How this run talks.
 #[derive(Clone, Copy, Debug)]
@@ -72,21 +76,12 @@ impl Output {
         let terminal = io::stdout().is_terminal();
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
-        if terminal {
-            // The width is the terminal's; without one nothing is wrapped, so that lines stay lines.
-            table.set_content_arrangement(ContentArrangement::Dynamic);
+        // Wrapped to the terminal's width; without a terminal, or with one that tells no width, lines stay lines.
+        let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |s| s.ws_col) } else { 0 };
+        if Self::coloured(terminal) {
+            table.enforce_styling();
         } else {
-            table.set_content_arrangement(ContentArrangement::Disabled).force_no_tty();
-        }
-        let coloured = Self::coloured(terminal);
-        if !coloured {
             table.force_no_tty();
-        }
-        if terminal
-            && !coloured
-            && let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
-        {
-            table.set_width(size.ws_col.max(40));
         }
         for row in rows {
             table.add_row(row.into_iter().map(|(text, tone)| {
@@ -100,8 +95,18 @@ impl Output {
                 }
             }));
         }
-        for column in table.column_iter_mut() {
+        let fixed: u16 = table.column_max_content_widths().iter().rev().skip(1).map(|w| w.saturating_add(2)).sum();
+        if width >= fixed.saturating_add(LAST_MIN) {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        } else {
+            table.set_content_arrangement(ContentArrangement::Disabled);
+        }
+        for (n, column) in table.column_iter_mut().enumerate() {
             column.set_padding((0, 2));
+            // What people copy stays in one piece; the last column takes the rest of the line.
+            if n + 1 < header.len() {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
         }
         let lines: Vec<String> = table.lines().map(|l| l.trim_end().to_owned()).collect();
         self.line(&lines.join("\n"))

@@ -244,8 +244,7 @@ async fn pour<W: AsyncWrite + Unpin>(
     what: &str,
 ) -> Result<u64, Failure> {
     let mut total = 0;
-    let again =
-        |e: ClientError| Failure::from(e).hint("The copy is incomplete; copy again.");
+    let again = |e: ClientError| Failure::from(e).hint("The copy is incomplete; copy again.");
     while let Some(bytes) = from.chunk().await.map_err(again)? {
         to.write_all(&bytes).await.map_err(|e| Failure::io(what, &e))?;
         total += bytes.len() as u64;
