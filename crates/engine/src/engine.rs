@@ -33,11 +33,7 @@ pub struct EngineConfig {
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self {
-            machines_max: 1000,
-            launch_deadline: Duration::from_secs(300),
-            ready_deadline: Duration::from_secs(30),
-        }
+        Self { machines_max: 1000, launch_deadline: Duration::from_secs(300), ready_deadline: Duration::from_secs(30) }
     }
 }
 
@@ -74,7 +70,12 @@ pub struct Engine {
 
 impl Engine {
     /// An engine over `driver`, writing through `journal`.
-    pub fn new(driver: Arc<dyn Driver>, journal: Arc<dyn Journal>, clock: Arc<dyn Clock>, config: EngineConfig) -> Self {
+    pub fn new(
+        driver: Arc<dyn Driver>,
+        journal: Arc<dyn Journal>,
+        clock: Arc<dyn Clock>,
+        config: EngineConfig,
+    ) -> Self {
         let world = World { driver, journal, clock, config };
         Self { inner: Arc::new(Inner { world, machines: Mutex::new(HashMap::new()) }) }
     }
@@ -179,8 +180,8 @@ impl Engine {
             report.removed += 1;
         }
 
-        let mut looked = futures::stream::iter(living.into_iter().map(|record| self.look(record)))
-            .buffer_unordered(RECOVER_AT_ONCE);
+        let mut looked =
+            futures::stream::iter(living.into_iter().map(|record| self.look(record))).buffer_unordered(RECOVER_AT_ONCE);
         while let Some(found) = looked.next().await {
             let (record, origin) = found?;
             let generation = record.generation.to_string();
@@ -226,10 +227,12 @@ impl Engine {
                 Adoption::Dead(report) => Origin::Ending(died(&report)),
                 Adoption::Absent => lost("nothing of it was left on the host after a restart"),
             },
-            MachineState::Stopping => Origin::Ending(record.ending.clone().unwrap_or(Failure {
-                kind: FailureKind::StopRequested,
-                message: "it was being stopped".into(),
-            })),
+            MachineState::Stopping => Origin::Ending(
+                record
+                    .ending
+                    .clone()
+                    .unwrap_or(Failure { kind: FailureKind::StopRequested, message: "it was being stopped".into() }),
+            ),
             _ => lost("it was in a state this version of the service cannot continue"),
         };
         Ok((record, origin))

@@ -103,7 +103,10 @@ impl From<DriverError> for EngineError {
     fn from(e: DriverError) -> Self {
         let code = e.code();
         let public = match &e {
-            DriverError::TemplateMissing(_) | DriverError::Unsupported(_) | DriverError::HostFull | DriverError::Exhausted(_) => e.to_string(),
+            DriverError::TemplateMissing(_)
+            | DriverError::Unsupported(_)
+            | DriverError::HostFull
+            | DriverError::Exhausted(_) => e.to_string(),
             DriverError::Stage { stage, .. } => format!("the machine could not be made: {stage} failed"),
             DriverError::Io { .. } => "the machine could not be made".to_owned(),
         };

@@ -65,7 +65,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-async fn play(words: &[String], stdin: &[u8], env: &HashMap<String, String>, timeout: Option<Duration>) -> Option<Played> {
+async fn play(
+    words: &[String],
+    stdin: &[u8],
+    env: &HashMap<String, String>,
+    timeout: Option<Duration>,
+) -> Option<Played> {
     let started = Instant::now();
     let argument = words.get(1..).unwrap_or_default().join(" ");
     let number = || argument.parse::<u64>().unwrap_or(0);
@@ -147,7 +152,10 @@ fn events(played: Option<Played>, limit: u64, repeat: bool) -> Vec<pb::JobEvent>
             list.push(exit.into());
         }
     }
-    (1..).zip(list).map(|(sequence, event)| pb::JobEvent { sequence, event: Some(event), ..Default::default() }).collect()
+    (1..)
+        .zip(list)
+        .map(|(sequence, event)| pb::JobEvent { sequence, event: Some(event), ..Default::default() })
+        .collect()
 }
 
 fn events_of(offset: usize, data: &[u8]) -> Vec<Event> {
@@ -218,7 +226,11 @@ impl pb::Guest for FakeGuest {
         }
         let mut problems = Vec::new();
         if self.faults.configure.load(Ordering::SeqCst) {
-            problems.push(pb::Problem { what: "entropy".into(), why: "a fault was asked for".into(), ..Default::default() });
+            problems.push(pb::Problem {
+                what: "entropy".into(),
+                why: "a fault was asked for".into(),
+                ..Default::default()
+            });
         }
         let mut inside = self.lock();
         inside.generation = request.generation;
@@ -314,7 +326,9 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         _: ServiceRequest<'_, pb::WriteJobStdinRequest>,
     ) -> ServiceResult<impl Encodable<pb::WriteJobStdinResponse> + Send + use<>> {
-        Err::<Response<pb::WriteJobStdinResponse>, _>(ConnectError::unimplemented("the fake guest takes no later input"))
+        Err::<Response<pb::WriteJobStdinResponse>, _>(ConnectError::unimplemented(
+            "the fake guest takes no later input",
+        ))
     }
 
     async fn resize_job(
@@ -343,7 +357,8 @@ impl pb::Guest for FakeGuest {
         let file = self.lock().files.get(&request.path).cloned();
         let (data, mode) = file.ok_or_else(|| fault("open", libc::ENOENT, "no such file"))?;
         let start = usize::try_from(request.offset).unwrap_or(usize::MAX).min(data.len());
-        let length = if request.length == 0 { usize::MAX } else { usize::try_from(request.length).unwrap_or(usize::MAX) };
+        let length =
+            if request.length == 0 { usize::MAX } else { usize::try_from(request.length).unwrap_or(usize::MAX) };
         let content = data[start..data.len().min(start.saturating_add(length))].to_vec();
         let stat = pb::FileStat {
             r#type: pb::file_stat::Type::TYPE_FILE.into(),
@@ -352,8 +367,10 @@ impl pb::Guest for FakeGuest {
             ..Default::default()
         };
         let first = pb::FileChunk { stat: stat.into(), ..Default::default() };
-        let rest: Vec<_> = content.chunks(64 * 1024).map(|part| pb::FileChunk { data: part.to_vec(), ..Default::default() }).collect();
-        let stream: ServiceStream<pb::FileChunk> = futures::stream::iter([first]).chain(futures::stream::iter(rest)).map(Ok).boxed();
+        let rest: Vec<_> =
+            content.chunks(64 * 1024).map(|part| pb::FileChunk { data: part.to_vec(), ..Default::default() }).collect();
+        let stream: ServiceStream<pb::FileChunk> =
+            futures::stream::iter([first]).chain(futures::stream::iter(rest)).map(Ok).boxed();
         Response::ok(stream)
     }
 

@@ -68,13 +68,7 @@ impl FakeDriver {
     #[must_use]
     pub fn new(launch_time: Duration) -> Self {
         let templates = ["python", "node"].into_iter().filter_map(|n| n.parse().ok()).collect();
-        Self {
-            machines: Arc::default(),
-            host: Arc::default(),
-            guest: Arc::default(),
-            launch_time,
-            templates,
-        }
+        Self { machines: Arc::default(), host: Arc::default(), guest: Arc::default(), launch_time, templates }
     }
 
     fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Arc<FakeMachine>>> {
@@ -129,7 +123,8 @@ impl Instance for FakeInstance {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let token = CancellationToken::new();
         // A new stream replaces the old one, as a port does.
-        std::mem::replace(&mut *self.machine.link.lock().unwrap_or_else(PoisonError::into_inner), token.clone()).cancel();
+        std::mem::replace(&mut *self.machine.link.lock().unwrap_or_else(PoisonError::into_inner), token.clone())
+            .cancel();
         let service = self.machine.service.clone();
         tokio::spawn(async move {
             tokio::select! {

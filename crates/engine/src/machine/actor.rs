@@ -79,7 +79,11 @@ enum Finish {
 }
 
 /// Starts the actor of `record`. The future resolves when the actor has ended.
-pub(crate) fn spawn(world: World, record: MachineRecord, origin: Origin) -> (MachineHandle, tokio::task::JoinHandle<()>) {
+pub(crate) fn spawn(
+    world: World,
+    record: MachineRecord,
+    origin: Origin,
+) -> (MachineHandle, tokio::task::JoinHandle<()>) {
     let (messages, inbox) = mpsc::channel(QUEUE);
     let (published, watched) = watch::channel(record.clone());
     let gate = Gate::new(Arc::clone(&world.clock), record.lease.last_activity);
@@ -129,7 +133,11 @@ impl Actor {
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,
             Ok(Err(e)) => return Err(self.create_failed(e.into())),
-            Err(_) => return Err(self.create_failed(EngineError::new(ErrorCode::CreateFailed, "the machine did not start in time"))),
+            Err(_) => {
+                return Err(
+                    self.create_failed(EngineError::new(ErrorCode::CreateFailed, "the machine did not start in time"))
+                );
+            }
         };
         let instance: Arc<dyn Instance> = Arc::from(launched);
         let link = Arc::new(Link::new(Arc::clone(&instance), self.record.key));
@@ -156,7 +164,8 @@ impl Actor {
         match self.write(change).await {
             Ok(()) => Ok(instance),
             Err(e) => Err(self.create_failed(
-                EngineError::new(ErrorCode::Internal, "the machine's record could not be written").because(e.to_string()),
+                EngineError::new(ErrorCode::Internal, "the machine's record could not be written")
+                    .because(e.to_string()),
             )),
         }
     }
@@ -263,7 +272,11 @@ impl Actor {
         let _ = self.write(Change { last_activity: Some(last), ..Change::default() }).await;
     }
 
-    async fn extend(&mut self, ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>) -> Result<MachineRecord, EngineError> {
+    async fn extend(
+        &mut self,
+        ttl_ms: Option<u64>,
+        idle_timeout_ms: Option<u64>,
+    ) -> Result<MachineRecord, EngineError> {
         if admit(self.record.state, Request::Extend) != Admission::Accept {
             return Err(not_running(self.record.state, self.record.ending.as_ref()));
         }
@@ -314,11 +327,7 @@ impl Actor {
             return Finish::Detached;
         }
         if !self.record.state.is_final() {
-            let change = Change {
-                state: Some(last),
-                ended_at: Some(self.world.clock.now()),
-                ..Change::default()
-            };
+            let change = Change { state: Some(last), ended_at: Some(self.world.clock.now()), ..Change::default() };
             self.write_until_taken(change).await;
         }
         Finish::Over
@@ -387,7 +396,9 @@ impl Actor {
                     warn!(machine = %self.record.generation, "the record was written by somebody else");
                     return;
                 }
-                Err(e) => warn!(machine = %self.record.generation, error = %e, "the store did not take a change; trying again"),
+                Err(e) => {
+                    warn!(machine = %self.record.generation, error = %e, "the store did not take a change; trying again")
+                }
             }
             if !self.wait(pause, true).await {
                 return;
@@ -398,7 +409,8 @@ impl Actor {
 }
 
 fn store_failed(e: &JournalError) -> EngineError {
-    EngineError::new(ErrorCode::Internal, "the machine's record could not be written; nothing was changed").because(e.to_string())
+    EngineError::new(ErrorCode::Internal, "the machine's record could not be written; nothing was changed")
+        .because(e.to_string())
 }
 
 /// Why a machine that ended by itself has failed.

@@ -129,9 +129,25 @@ impl Collector {
 /// and nothing is started twice.
 pub(crate) async fn run(link: &Link, job_id: String, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
     let limit = Duration::from_millis(order.timeout_ms).saturating_add(REPORT_GRACE);
-    match tokio::time::timeout(limit, follow(link, job_id, order)).await {
-        Ok(result) => result,
+    match tokio::time::timeout(limit, follow(link, job_id.clone(), order)).await {
+        Ok(result) => {
+            forget(link, job_id).await;
+            result
+        }
         Err(_) => Err(silent("the end of a command was not reported in time")),
+    }
+}
+
+/// Lets the guest forget a job whose result is known, without making the caller wait. (The guest could forget
+/// by itself once it has sent the exit, but what it has sent may be lost with the link.)
+async fn forget(link: &Link, job_id: String) {
+    if let Ok(client) = link.client().await {
+        tokio::spawn(async move {
+            let request = pb::ForgetJobRequest { job_id, ..Default::default() };
+            if let Err(e) = client.rpc().forget_job(request).await {
+                tracing::debug!(error = %GuestError::from_connect(&e), "a finished job was not forgotten");
+            }
+        });
     }
 }
 
@@ -146,7 +162,6 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
         timeout_ms: order.timeout_ms,
         stdin: order.stdin.to_vec(),
         output_limit: order.output_limit,
-        forget_when_followed: true,
         ..Default::default()
     };
     let mut client = link.client().await?;
@@ -164,8 +179,13 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
                     return Err(guest_failed(&fault));
                 }
                 client = link.client().await?;
-                let resume = pb::FollowJobRequest { job_id: job_id.clone(), after_sequence: seen, ..Default::default() };
-                stream = client.streams().follow_job(resume).await.map_err(|e| guest_failed(&GuestError::from_connect(&e)))?;
+                let resume =
+                    pb::FollowJobRequest { job_id: job_id.clone(), after_sequence: seen, ..Default::default() };
+                stream = client
+                    .streams()
+                    .follow_job(resume)
+                    .await
+                    .map_err(|e| guest_failed(&GuestError::from_connect(&e)))?;
                 continue;
             }
         };
@@ -240,10 +260,12 @@ pub(crate) fn guest_failed(fault: &GuestError) -> EngineError {
     use connectrpc::ErrorCode as Code;
     match fault.code {
         Code::ResourceExhausted if fault.errno == 0 => {
-            EngineError::new(ErrorCode::Overloaded, "the machine runs too many commands at once").because(fault.to_string())
+            EngineError::new(ErrorCode::Overloaded, "the machine runs too many commands at once")
+                .because(fault.to_string())
         }
         Code::InvalidArgument if fault.errno == 0 => {
-            EngineError::new(ErrorCode::InvalidRequest, "the machine did not accept the command").because(fault.to_string())
+            EngineError::new(ErrorCode::InvalidRequest, "the machine did not accept the command")
+                .because(fault.to_string())
         }
         _ if fault.errno != 0 => not_started(fault.errno, &fault.stage),
         _ => silent(&fault.to_string()),

@@ -80,7 +80,13 @@ pub fn check_path(path: &[u8]) -> Result<(), EngineError> {
     Ok(())
 }
 
-pub(crate) async fn read(link: &Link, hold: Hold, path: &[u8], offset: u64, length: Option<u64>) -> Result<FileReader, EngineError> {
+pub(crate) async fn read(
+    link: &Link,
+    hold: Hold,
+    path: &[u8],
+    offset: u64,
+    length: Option<u64>,
+) -> Result<FileReader, EngineError> {
     if length == Some(0) {
         // On the wire zero means "to the end"; a caller who wants nothing still learns what the file is.
         let mut reader = Box::pin(read(link, hold, path, offset, Some(1))).await?;
@@ -153,7 +159,10 @@ pub(crate) async fn write(
             })?;
             size += chunk.len() as u64;
             if size > limits::FILE_BYTES_MAX {
-                return Err(EngineError::new(ErrorCode::PayloadTooLarge, "a file may have at most 5 GiB; nothing was written"));
+                return Err(EngineError::new(
+                    ErrorCode::PayloadTooLarge,
+                    "a file may have at most 5 GiB; nothing was written",
+                ));
             }
             for part in chunk.chunks(CHUNK_BYTES) {
                 let message = pb::WriteFileRequest { data: part.to_vec(), ..Default::default() };
@@ -199,7 +208,10 @@ fn finish(
 }
 
 /// Hands a message on; `None` when nobody takes messages any more.
-async fn send(to: &mpsc::Sender<pb::WriteFileRequest>, message: pb::WriteFileRequest) -> Result<Option<()>, EngineError> {
+async fn send(
+    to: &mpsc::Sender<pb::WriteFileRequest>,
+    message: pb::WriteFileRequest,
+) -> Result<Option<()>, EngineError> {
     match timeout(FILE_DEADLINE, to.send(message)).await {
         Ok(Ok(())) => Ok(Some(())),
         Ok(Err(_)) => Ok(None),
@@ -219,7 +231,9 @@ fn file_failed(error: connectrpc::ConnectError) -> EngineError {
         0 if fault.stage.is_empty() => silent(&fault.to_string()),
         0 => failed(ErrorCode::FileError, refusal(&fault.stage)),
         libc::ENOENT => failed(ErrorCode::FileNotFound, "no such file or directory in the machine".into()),
-        libc::ENOSPC | libc::EDQUOT => failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written".into()),
+        libc::ENOSPC | libc::EDQUOT => {
+            failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written".into())
+        }
         _ => failed(ErrorCode::FileError, format!("the machine's file system answered: {why}")),
     }
 }

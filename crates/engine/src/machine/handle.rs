@@ -32,8 +32,14 @@ pub enum StopOutcome {
 
 /// What the actor is asked.
 pub(crate) enum Message {
-    Extend { ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>, reply: oneshot::Sender<Result<MachineRecord, EngineError>> },
-    Stop { reply: oneshot::Sender<Result<StopOutcome, EngineError>> },
+    Extend {
+        ttl_ms: Option<u64>,
+        idle_timeout_ms: Option<u64>,
+        reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
+    Stop {
+        reply: oneshot::Sender<Result<StopOutcome, EngineError>>,
+    },
     /// The service ends; the machine stays.
     Detach,
 }
@@ -117,13 +123,18 @@ impl MachineHandle {
             return Ok(record);
         }
         if record.state == MachineState::Creating {
-            return Err(EngineError::new(ErrorCode::ShuttingDown, "the service is going down; the machine will be finished later"));
+            return Err(EngineError::new(
+                ErrorCode::ShuttingDown,
+                "the service is going down; the machine will be finished later",
+            ));
         }
         if let Some((code, message)) = self.shared.create_failure.get() {
             return Err(EngineError::new(*code, message.clone()));
         }
         match &record.ending {
-            Some(e) if e.kind == FailureKind::CreateFailed => Err(EngineError::new(ErrorCode::CreateFailed, e.message.clone())),
+            Some(e) if e.kind == FailureKind::CreateFailed => {
+                Err(EngineError::new(ErrorCode::CreateFailed, e.message.clone()))
+            }
             Some(e) if e.kind == FailureKind::HostFull => Err(EngineError::new(ErrorCode::HostFull, e.message.clone())),
             ending => Err(not_running(record.state, ending.as_ref())),
         }
@@ -183,7 +194,11 @@ impl MachineHandle {
     ///
     /// # Errors
     /// When the machine has ended or the change could not be made durable.
-    pub async fn extend(&self, ttl_ms: Option<u64>, idle_timeout_ms: Option<u64>) -> Result<MachineRecord, EngineError> {
+    pub async fn extend(
+        &self,
+        ttl_ms: Option<u64>,
+        idle_timeout_ms: Option<u64>,
+    ) -> Result<MachineRecord, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Extend { ttl_ms, idle_timeout_ms, reply }, answer).await
     }
@@ -205,7 +220,11 @@ impl MachineHandle {
         }
     }
 
-    async fn ask<T>(&self, message: Message, answer: oneshot::Receiver<Result<T, EngineError>>) -> Result<T, EngineError> {
+    async fn ask<T>(
+        &self,
+        message: Message,
+        answer: oneshot::Receiver<Result<T, EngineError>>,
+    ) -> Result<T, EngineError> {
         let ended = || {
             let record = self.record();
             if record.state.is_final() {

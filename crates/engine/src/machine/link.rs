@@ -61,8 +61,9 @@ impl Link {
         let client = timeout(limit, async {
             let client = self.attach().await?;
             let mut entropy = [0u8; 64];
-            getrandom::fill(&mut entropy)
-                .map_err(|e| EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string()))?;
+            getrandom::fill(&mut entropy).map_err(|e| {
+                EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string())
+            })?;
             let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
             let request = pb::ConfigureRequest {
                 generation: identity.key.to_string(),
@@ -77,8 +78,11 @@ impl Link {
             let reply = reply.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?.into_owned();
             // A machine with a stale clock, the template's random numbers or frozen processes is not handed out.
             if let Some(problem) = reply.problems.first() {
-                return Err(EngineError::new(ErrorCode::CreateFailed, "the machine could not be put right after its restore")
-                    .because(format!("{}: {}", problem.what, problem.why)));
+                return Err(EngineError::new(
+                    ErrorCode::CreateFailed,
+                    "the machine could not be put right after its restore",
+                )
+                .because(format!("{}: {}", problem.what, problem.why)));
             }
             Ok::<_, EngineError>(client)
         })

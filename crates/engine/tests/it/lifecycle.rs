@@ -115,7 +115,8 @@ async fn two_hundred_stops_at_once_are_one_stop() {
     }))
     .await;
     assert!(stops.iter().all(|s| matches!(s, Ok(StopOutcome::Stopped(_)))));
-    let stopping = bench.journal.history.lock().expect("whole").iter().filter(|(_, s)| *s == MachineState::Stopping).count();
+    let stopping =
+        bench.journal.history.lock().expect("whole").iter().filter(|(_, s)| *s == MachineState::Stopping).count();
     assert_eq!(stopping, 1);
 }
 

@@ -12,8 +12,8 @@ use mainbrella_engine::clock::TokioClock;
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_engine::{CommandOrder, Engine, EngineConfig};
 use mainbrella_types::{
-    CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis, ProjectId,
-    SizeClass,
+    CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
+    ProjectId, SizeClass,
 };
 
 use journal::MemoryJournal;
