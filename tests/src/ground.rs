@@ -6,7 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 fn variable(name: &str) -> PathBuf {
-    let value = std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set: run these tests through tests/all"));
+    let value =
+        std::env::var_os(name).unwrap_or_else(|| panic!("{name} is not set: run these tests through tests/all"));
     PathBuf::from(value)
 }
 

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::{Machine, ground, host, machine_body};
 
 /// How a service is set up.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// Waiting VMMs.
     pub pool: u32,
@@ -22,12 +22,6 @@ pub struct Setup {
     pub data_dir: Option<PathBuf>,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
-}
-
-impl Default for Setup {
-    fn default() -> Self {
-        Self { pool: 0, data_dir: None, arguments: Vec::new() }
-    }
 }
 
 /// A service. Ends with [`Service::finish`]; when a test panics before, its processes are killed all the same.
@@ -231,6 +225,16 @@ impl Service {
         let made = self.client.create(body, None).await;
         self.look();
         Ok(self.attach(MachineRef::from(&made?.machine)))
+    }
+
+    /// The code with which a create is refused.
+    ///
+    /// # Panics
+    /// When it is not refused.
+    pub async fn machine_refused(&mut self) -> mainbrella_types::ErrorCode {
+        let answer = self.create(&machine_body()).await;
+        let error = answer.expect_err("a refusal");
+        error.code().unwrap_or_else(|| panic!("a known code: {error:?}"))
     }
 
     /// A machine that exists, for use through this service as it runs now.
