@@ -56,7 +56,8 @@ struct Configured {
 impl Agent {
     /// An agent that nothing was asked of yet.
     pub fn new(options: AgentOptions) -> Arc<Self> {
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // Not the kernel's own boot id: that is drawn when first read, and must be drawn in each restored machine anew.
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
         Arc::new(Self {
             authority: options.authority,
             jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),

@@ -31,6 +31,12 @@ async fn commands_get_what_was_said_and_answer_byte_for_byte() {
     order.env = [("A".into(), "1 \"x\"\n".into()), ("B".into(), "é".into())].into();
     assert_eq!(m.run(&order).await.expect("run").text(), "/usr/share\n1 \"x\"\né");
 
+    // The shell is a login shell.
+    let login = "echo $LANG; echo $PATH; setpriv --reuid=65534 --clear-groups sh -lc 'echo $PATH'";
+    let paths: Vec<String> = m.text(login).await.lines().map(str::to_owned).collect();
+    assert_eq!((paths[0].as_str(), paths[1].split(':').next()), ("C.UTF-8", Some("/usr/local/sbin")));
+    assert!(!paths[2].contains("sbin"), "{paths:?}");
+
     let mut order = Machine::shell_order("wc -c");
     order.stdin_base64 = Some(base64::engine::general_purpose::STANDARD.encode(vec![0u8; 1024 * 1024]));
     assert_eq!(m.run(&order).await.expect("stdin").text(), "1048576\n");

@@ -37,7 +37,7 @@ async fn an_old_name_never_touches_the_newer_machine_in_its_slot() {
     assert_eq!(new.text("cat /root/f").await, "mine\n");
     let record = new.record().await;
     assert_eq!((record.state, record.hard_deadline_ms), (State::Running, deadline));
-    assert_eq!(old.record().await.state, State::Stopped, "the older one can still be inspected");
+    assert_eq!(code(service.client().machine("desk", Some(&old.name.created_at)).await), ErrorCode::GenerationMismatch);
     let newest = service.client().machine("desk", None).await.expect("get");
     assert_eq!(newest.created_at, new.name.created_at);
     service.finish().await;

@@ -9,7 +9,7 @@ use super::error::ImageError;
 use super::shelf;
 
 /// Form of the image; a change builds every template anew.
-const FORM: &[u8] = b"rootfs 1";
+const FORM: &[u8] = b"rootfs 2";
 /// Run over every tree.
 pub(super) const FINISH: &str = include_str!("../../../../guest-image/finish.sh");
 const RECIPES: [(&str, &str); 2] = [

@@ -93,7 +93,11 @@ impl Link {
     }
 
     async fn attach(&self) -> Result<GuestClient, EngineError> {
-        let stream = self.instance.dial().await?;
+        // Whatever is in the way, it is this guest that is out of reach; the caller may be any operation.
+        let stream = self.instance.dial().await.map_err(|e| {
+            let e = EngineError::from(e);
+            silent(e.internal().unwrap_or(e.message()))
+        })?;
         let options = LinkOptions { deadline: DIAL_DEADLINE, ..LinkOptions::default() };
         connect(stream, options).await.map_err(|e| silent(&e.to_string()))
     }

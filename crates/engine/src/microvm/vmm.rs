@@ -212,7 +212,9 @@ pub(crate) fn read_only(qemu: &Path) -> Vec<PathBuf> {
 }
 
 fn limits(size: &SizeSpec) -> Limits {
-    let memory = u64::from(size.memory_mib) + u64::from(TRANSLATION_CACHE_MIB) + OVERHEAD_MIB;
+    // The guest's memory counts twice: a page of the template that was never written is allocated in the shared memory by the
+    // first machine that touches it, and charged to that machine beside its own copy.
+    let memory = 2 * u64::from(size.memory_mib) + u64::from(TRANSLATION_CACHE_MIB) + OVERHEAD_MIB;
     Limits { memory_bytes: memory << 20, cpu_percent: size.vcpus * 100 + CPU_EXTRA_PERCENT, pids: TASKS_MAX }
 }
 

@@ -138,7 +138,13 @@ impl Sources {
         };
         match std::fs::read_to_string(&path) {
             Ok(text) => sources.with_file(&path.display().to_string(), &text),
-            Err(e) if asked.is_none() && e.kind() == std::io::ErrorKind::NotFound => Ok(sources),
+            // A data directory that is none is told where it is made.
+            Err(e)
+                if asked.is_none()
+                    && matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+            {
+                Ok(sources)
+            }
             Err(e) => Err(ConfigErrors(vec![Mistake::new(
                 "config",
                 path.display().to_string(),

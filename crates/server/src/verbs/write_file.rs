@@ -21,7 +21,7 @@ use crate::state::AppState;
 /// Longest pause of a caller between two pieces of a body.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// What is still read of a refused body, so that a caller who only sends learns why.
-const DRAIN_BYTES: usize = 16 * 1024 * 1024;
+const DRAIN_BYTES: usize = 1024 * 1024 * 1024;
 const DRAIN_WAIT: Duration = Duration::from_secs(2);
 
 /// Write a file
