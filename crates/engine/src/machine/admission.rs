@@ -2,11 +2,9 @@
 
 use mainbrella_types::MachineState;
 
-/// What may be asked of a machine's actor.
+/// What may be asked of a machine's actor. (Whether it can be used is its gate's to say.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Use it: commands, files.
-    Use,
     /// Change its lease.
     Extend,
     /// End it.
@@ -28,8 +26,6 @@ pub(crate) enum Admission {
 pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
     use MachineState::{Creating, Failed, Paused, Pausing, Resuming, Running, Stopped, Stopping};
     match (request, state) {
-        (Request::Use, Running) => Admission::Accept,
-        (Request::Use, _) => Admission::Deny,
         (Request::Extend, Creating | Running | Pausing | Paused | Resuming) => Admission::Accept,
         (Request::Extend, Stopping | Stopped | Failed) => Admission::Deny,
         (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
@@ -42,19 +38,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_final_machine_is_never_used_or_extended_and_stopping_it_is_done() {
+    fn a_final_machine_is_never_extended_and_stopping_it_is_done() {
         for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
-            assert_eq!(admit(s, Request::Use), Admission::Deny);
             assert_eq!(admit(s, Request::Extend), Admission::Deny);
             assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);
         }
     }
 
     #[test]
-    fn a_living_machine_can_always_be_stopped_and_only_a_running_one_used() {
+    fn a_living_machine_can_always_be_stopped() {
         for s in MachineState::ALL.into_iter().filter(|s| !s.is_final()) {
             assert_eq!(admit(s, Request::Stop), Admission::Accept, "{s}");
-            assert_eq!(admit(s, Request::Use) == Admission::Accept, s == MachineState::Running, "{s}");
         }
     }
 }

@@ -18,17 +18,17 @@ use mainbrella_types::{
 
 use journal::MemoryJournal;
 
-pub const START: Millis = Millis(1_790_000_000_000);
+pub(crate) const START: Millis = Millis(1_790_000_000_000);
 
-pub struct Bench {
-    pub driver: FakeDriver,
-    pub journal: Arc<MemoryJournal>,
-    pub clock: Arc<TokioClock>,
-    pub engine: Engine,
+pub(crate) struct Bench {
+    pub(crate) driver: FakeDriver,
+    pub(crate) journal: Arc<MemoryJournal>,
+    pub(crate) clock: Arc<TokioClock>,
+    pub(crate) engine: Engine,
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::over(FakeDriver::default(), Arc::default(), Arc::new(TokioClock::starting_at(START)))
     }
 
@@ -38,12 +38,12 @@ impl Bench {
     }
 
     /// The service is started again over what is left of the host and the store.
-    pub fn restart(self) -> Self {
+    pub(crate) fn restart(self) -> Self {
         Self::over(self.driver, self.journal, self.clock)
     }
 
     /// A durable intent.
-    pub fn intent(&self, slot: &str, ttl_ms: u64, idle_timeout_ms: Option<u64>) -> MachineRecord {
+    pub(crate) fn intent(&self, slot: &str, ttl_ms: u64, idle_timeout_ms: Option<u64>) -> MachineRecord {
         use mainbrella_engine::Clock;
         let now = self.clock.now();
         let record = MachineRecord {
@@ -73,7 +73,7 @@ impl Bench {
 }
 
 /// A command of the fake guest.
-pub fn order(text: &str) -> CommandOrder {
+pub(crate) fn order(text: &str) -> CommandOrder {
     CommandOrder {
         argv: text.split_whitespace().map(|w| w.as_bytes().to_vec()).collect(),
         timeout_ms: 10_000,
