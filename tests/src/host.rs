@@ -75,19 +75,18 @@ fn processes(wanted: impl Fn(&Path) -> bool) -> Vec<i32> {
         .collect()
 }
 
-/// Folders of control groups of this instance, in every hierarchy.
+/// Folders of control groups of this instance, its own last, in every hierarchy.
 #[must_use]
 pub fn groups_of(instance: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
-    hierarchies
-        .chain([root.to_owned()])
-        .filter_map(|h| fs::read_dir(h.join("mainbrella").join(instance)).ok())
-        .flatten()
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| e.path())
-        .collect()
+    let mut groups = Vec::new();
+    for own in hierarchies.chain([root.to_owned()]).map(|h| h.join("mainbrella").join(instance)) {
+        let inner = fs::read_dir(&own).into_iter().flatten().flatten();
+        groups.extend(inner.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+        groups.extend(own.is_dir().then_some(own));
+    }
+    groups
 }
 
 /// Mount points at or below `dir`.

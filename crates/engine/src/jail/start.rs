@@ -110,11 +110,11 @@ fn converse(
     };
     let outcome = (|| {
         record(started).map_err(|e| JailError::Launcher("the process could not be recorded", e))?;
-        send(socket, GO, SendFlags::NOSIGNAL)
-            .map_err(|e| JailError::Launcher("the process does not take the go-ahead", e.into()))?;
-        // Its end closes at exec.
+        let sent = send(socket, GO, SendFlags::NOSIGNAL)
+            .map_err(|e| JailError::Launcher("the process does not take the go-ahead", e.into()));
+        // Its end closes at exec. One that has ended already has said why.
         match hear(socket)? {
-            None => Ok(started),
+            None => sent.map(|_| started),
             Some(Said::Failed { stage, errno, detail }) => Err(JailError::Stage { stage, errno, detail }),
             Some(Said::Started { .. }) => {
                 Err(JailError::Launcher("the launcher answered out of turn", io::ErrorKind::InvalidData.into()))
@@ -131,8 +131,16 @@ fn converse(
 
 fn hear(socket: &OwnedFd) -> Result<Option<Said>, JailError> {
     let mut buffer = vec![0u8; 4096];
+    let mut unread = false;
     loop {
         match recv(socket, &mut buffer[..], RecvFlags::empty()) {
+            // What becomes the program reads everything first: this is an end of another kind.
+            Ok((0, _)) if unread => {
+                return Err(JailError::Launcher(
+                    "the launcher ended without a word",
+                    io::ErrorKind::ConnectionReset.into(),
+                ));
+            }
             Ok((0, _)) => return Ok(None),
             Ok((n, _)) => {
                 return serde_json::from_slice(&buffer[..n])
@@ -140,8 +148,8 @@ fn hear(socket: &OwnedFd) -> Result<Option<Said>, JailError> {
                     .map_err(|e| JailError::Launcher("the launcher said something unexpected", e.into()));
             }
             Err(rustix::io::Errno::INTR) => {}
-            // Launcher and child gone with our message unread.
-            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            // Launcher and child gone with our message unread. The kernel tells this before it hands out their last words.
+            Err(rustix::io::Errno::CONNRESET) if !unread => unread = true,
             Err(e) => return Err(JailError::Launcher("the launcher does not answer", e.into())),
         }
     }
