@@ -24,3 +24,6 @@ pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, FileReader, FileStat, MachineHandle, Omitted, StopOutcome,
     WriteOptions,
 };
+pub use machine::{
+    CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
+};

@@ -70,6 +70,8 @@ codes! {
     GuestDiskFull = "guest_disk_full", 507, Never, "Free space inside the machine or use a larger size.";
     /// The command could not be started in the guest.
     CommandNotStarted = "command_not_started", 422, Never, "Check that the program and the working directory exist in the machine.";
+    /// The kernel of a code context has ended.
+    ContextDead = "context_dead", 409, Never, "Restart the context, or make another one; the variables of the old kernel are gone.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

@@ -17,6 +17,9 @@ use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use pb::__buffa::oneof::job_event::Event;
 use tokio_util::sync::CancellationToken;
 
+use super::contexts::Bridges;
+use crate::machine::contexts::is_own_job;
+
 /// Faults of the guest side, on while they are set.
 #[derive(Debug, Default)]
 pub struct GuestFaults {
@@ -28,6 +31,8 @@ pub struct GuestFaults {
     pub repeat_output: AtomicBool,
     /// Every write meets a full disk.
     pub disk_full: AtomicBool,
+    /// The machine brings no kernel for code contexts.
+    pub no_kernel: AtomicBool,
 }
 
 #[derive(Default)]
@@ -42,12 +47,18 @@ struct Inside {
 struct FakeGuest {
     faults: Arc<GuestFaults>,
     inside: Arc<Mutex<Inside>>,
+    bridges: Bridges,
     end: CancellationToken,
 }
 
 /// The service as a router.
 pub(super) fn router(faults: Arc<GuestFaults>) -> Router {
-    Router::new().add_service(Arc::new(FakeGuest { faults, inside: Arc::default(), end: CancellationToken::new() }))
+    Router::new().add_service(Arc::new(FakeGuest {
+        faults,
+        inside: Arc::default(),
+        bridges: Bridges::default(),
+        end: CancellationToken::new(),
+    }))
 }
 
 impl Drop for FakeGuest {
@@ -261,6 +272,9 @@ impl pb::Guest for FakeGuest {
         request: ServiceRequest<'_, pb::StartJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
         let request = request.to_owned_message();
+        if is_own_job(&request.job_id) {
+            return Response::ok(self.bridges.run(request, self.faults.no_kernel.load(Ordering::SeqCst)));
+        }
         let mut words: Vec<String> = request.argv.iter().map(|w| text(w)).collect();
         if words.first().is_some_and(|w| w == "/bin/sh") {
             words = words.get(2).map(|t| t.split_whitespace().map(str::to_owned).collect()).unwrap_or_default();
@@ -287,6 +301,9 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::FollowJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
+        if is_own_job(request.job_id) {
+            return Response::ok(self.bridges.follow(request.job_id, request.after_sequence)?);
+        }
         let stream = self.follow(request.job_id.to_owned(), request.after_sequence);
         Response::ok(stream)
     }
@@ -309,23 +326,32 @@ impl pb::Guest for FakeGuest {
             finished: !list.is_empty(),
             ..Default::default()
         };
-        let jobs = self.lock().running.iter().map(status).collect();
+        let mut jobs: Vec<_> = self.lock().running.iter().map(status).collect();
+        jobs.extend(self.bridges.list());
         Response::ok(pb::ListJobsResponse { jobs, ..Default::default() })
     }
 
     async fn signal_job(
         &self,
         _: RequestContext,
-        _: ServiceRequest<'_, pb::SignalJobRequest>,
+        request: ServiceRequest<'_, pb::SignalJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::SignalJobResponse> + Send + use<>> {
+        if is_own_job(request.job_id) {
+            let delivered = self.bridges.kill(request.job_id);
+            return Response::ok(pb::SignalJobResponse { delivered, ..Default::default() });
+        }
         Err::<Response<pb::SignalJobResponse>, _>(ConnectError::unimplemented("the fake guest takes no signals"))
     }
 
     async fn write_job_stdin(
         &self,
         _: RequestContext,
-        _: ServiceRequest<'_, pb::WriteJobStdinRequest>,
+        request: ServiceRequest<'_, pb::WriteJobStdinRequest>,
     ) -> ServiceResult<impl Encodable<pb::WriteJobStdinResponse> + Send + use<>> {
+        if is_own_job(request.job_id) {
+            let accepted = self.bridges.write(request.job_id, request.data)?;
+            return Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() });
+        }
         Err::<Response<pb::WriteJobStdinResponse>, _>(ConnectError::unimplemented(
             "the fake guest takes no later input",
         ))
@@ -344,6 +370,7 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::ForgetJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::ForgetJobResponse> + Send + use<>> {
+        self.bridges.forget(request.job_id)?;
         self.lock().running.remove(request.job_id);
         Response::ok(pb::ForgetJobResponse::default())
     }

@@ -14,7 +14,7 @@ use crate::machine::link::{Link, silent};
 /// How long after its own time-out a command may still take to be reported, before the guest counts as silent.
 const REPORT_GRACE: Duration = Duration::from_secs(15);
 /// How often a followed command may lose its link before it is given up.
-const LINK_LOSSES_MAX: u32 = 5;
+pub(super) const LINK_LOSSES_MAX: u32 = 5;
 /// How long after a broken stream the end of its connection may be noticed.
 const LINK_LOSS_NOTICE: Duration = Duration::from_secs(1);
 
@@ -232,7 +232,7 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
 }
 
 /// Whether a stream ended because its connection did. The stream may learn of it first.
-async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool {
+pub(super) async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool {
     let unexplained = fault.errno == 0 && fault.stage.is_empty();
     unexplained && tokio::time::timeout(LINK_LOSS_NOTICE, client.closed()).await.is_ok()
 }

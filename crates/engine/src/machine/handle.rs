@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::command::{self, CommandOrder, CommandOutcome};
+use crate::machine::contexts::Contexts;
 use crate::machine::files::{self, FileReader, Hold, WriteOptions, check_path};
 use crate::machine::gate::{Gate, Pass};
 use crate::machine::link::Link;
@@ -64,16 +65,19 @@ pub(crate) struct Shared {
     pub(crate) commands: Semaphore,
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
+    pub(crate) contexts: Arc<Contexts>,
 }
 
 impl Shared {
     pub(crate) fn new(messages: mpsc::Sender<Message>, record: watch::Receiver<MachineRecord>, gate: Gate) -> Self {
+        let gone = CancellationToken::new();
         Self {
             messages,
             record,
             gate,
             link: OnceLock::new(),
-            gone: CancellationToken::new(),
+            contexts: Arc::new(Contexts::new(&gone)),
+            gone,
             create_failure: OnceLock::new(),
             commands: Semaphore::new(limits::COMMANDS_MAX),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
@@ -237,14 +241,14 @@ impl MachineHandle {
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    fn enter(&self) -> Result<Pass, EngineError> {
+    pub(crate) fn enter(&self) -> Result<Pass, EngineError> {
         self.shared.gate.enter().ok_or_else(|| {
             let record = self.record();
             not_running(record.state, record.ending.as_ref())
         })
     }
 
-    fn link(&self) -> Result<Arc<Link>, EngineError> {
+    pub(crate) fn link(&self) -> Result<Arc<Link>, EngineError> {
         self.shared.link.get().cloned().ok_or_else(|| not_running(self.record().state, None))
     }
 
@@ -261,7 +265,10 @@ impl MachineHandle {
 
     /// Runs an operation until the machine is gone. A guest that fell silent because the machine ended is
     /// reported as what it is.
-    async fn unless_gone<T>(&self, operation: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+    pub(crate) async fn unless_gone<T>(
+        &self,
+        operation: impl Future<Output = Result<T, EngineError>>,
+    ) -> Result<T, EngineError> {
         let result = tokio::select! {
             biased;
             result = operation => result,
