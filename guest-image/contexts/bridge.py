@@ -16,7 +16,7 @@ not JSON is ignored, so that a host which does not know whether a write arrived 
   {"seq", "do": "interrupt", "id", "cell"?}              only that cell, if one is named
   {"seq", "do": "restart", "id"} {"seq", "do": "close", "id"}
 To the host.
-  {"ev": "hello", "nonce", "seen", "contexts": [{"id", "state", "createdMs", "cwd", "env", "cell"}]}
+  {"ev": "hello", "version", "nonce", "seen", "contexts": [{"id", "state", "createdMs", "cwd", "env", "cell"}]}
   {"ev": "unable", "why"}                                there can be no kernels here; the bridge ends
   {"ev": "reply", "seq", "error"?: {"kind", "why"}}      the command is done, or cannot be
   {"ev": "dead", "id", "signal" | "code"}                a kernel ended by itself
@@ -39,6 +39,8 @@ import sys
 import tempfile
 import time
 
+# Of these lines. One that meets another is ended: nothing half understood goes on.
+VERSION = 1
 # Text of one stream of a cell: so many bytes at once as they come, and so many of its end.
 HEAD_BYTES = 512 * 1024
 TAIL_BYTES = 512 * 1024
@@ -662,7 +664,7 @@ class Bridge:
         do = order["do"]
         if do == "hello":
             contexts = [context.describe() for context in self.contexts.values()]
-            self.send({"ev": "hello", "nonce": order["nonce"], "seen": self.seen, "contexts": contexts})
+            self.send({"ev": "hello", "version": VERSION, "nonce": order["nonce"], "seen": self.seen, "contexts": contexts})
         elif do == "start":
             if order["id"] in self.contexts:
                 raise Refused("busy", "there is such a context")
@@ -771,4 +773,5 @@ def main():
         os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()

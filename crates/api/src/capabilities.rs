@@ -82,7 +82,7 @@ pub struct Jail {
 }
 
 /// What can be done with commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
     /// Run and wait.
@@ -103,6 +103,9 @@ pub struct Execution {
     pub programmatic_pty: bool,
     /// Changing the size of that terminal.
     pub pty_resize: bool,
+    /// Languages of code contexts that a template of this host brings.
+    #[serde(default)]
+    pub code_contexts: Vec<String>,
 }
 
 /// What can be done with files.

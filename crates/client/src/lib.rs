@@ -4,6 +4,7 @@
 //! required except to this machine, redirects are refused, proxies of the environment are not used.
 
 mod address;
+mod contexts;
 mod error;
 mod files;
 mod machines;

@@ -3,6 +3,7 @@
 mod abuse;
 mod cli;
 mod commands;
+mod contexts;
 mod create;
 mod disks;
 mod faults;

@@ -2,7 +2,8 @@
 //!
 //! Code is one statement a line: `print TEXT`, `err TEXT`, `value TEXT`, `picture N` (N bytes), `set NAME VALUE`, `get NAME`,
 //! `sleep MS`, `chat N` (N lines, one a millisecond), `raise NAME`, `die` (the kernel is killed), `hang` (ends with its kernel
-//! only). Breaches of what was agreed on: `garbage`, `flood` (more text than a cell may keep), `mute` (no more answers).
+//! only). Breaches of what was agreed on: `garbage`, `flood` (more text than a cell may keep), `mute` (no more answers),
+//! `upgrade N` (the bridge is of version N from now on).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +42,7 @@ struct State {
     input: Vec<u8>,
     accepted: u64,
     seen: u64,
+    version: Option<u64>,
     contexts: HashMap<String, Kernel>,
 }
 
@@ -272,7 +274,7 @@ impl Bridge {
             };
             (state.seen, state.contexts.iter().map(describe).collect::<Vec<_>>())
         };
-        self.say(&json!({"ev": "hello", "nonce": order["nonce"], "seen": seen, "contexts": contexts}));
+        self.say(&json!({"ev": "hello", "version": self.lock().version.unwrap_or(1), "nonce": order["nonce"], "seen": seen, "contexts": contexts}));
     }
 
     fn end_cell(&self, id: &str, status: &str) {
@@ -403,6 +405,7 @@ impl Bridge {
                         tell(json!({"ev": "stdout", "text": "x".repeat(64 * 1024)}));
                     }
                 }
+                "upgrade" => self.lock().version = Some(number),
                 "mute" => self.lock().mute = true,
                 _ => return Some("error"),
             }

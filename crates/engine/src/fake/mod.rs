@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
 use crate::error::DriverError;
+use crate::machine::Language;
 pub use guest::GuestFaults;
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
@@ -169,6 +170,7 @@ impl Driver for FakeDriver {
                 digest: "sha256:00".into(),
                 image_bytes: 0,
                 frozen: vec![SizeClass::Small],
+                languages: if name.as_str() == "python" { vec![Language::Python] } else { Vec::new() },
             })
             .collect())
     }

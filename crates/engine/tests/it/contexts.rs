@@ -266,7 +266,7 @@ async fn a_bridge_that_falls_silent_is_ended() {
     let e = silent.next().await.expect("the last thing said").expect_err("silent");
     tokio::time::resume();
     assert_eq!(e.code(), ErrorCode::ContextDead, "{e:?}");
-    assert_eq!(machine.restart_context(&id).await.expect("revived").state, ContextState::Idle);
+    until(&machine, &id, ContextState::Dead).await;
 }
 
 #[tokio::test]
@@ -296,6 +296,22 @@ async fn contexts_are_found_again_after_a_restart_and_abandoned_code_is_interrup
     assert!(before.elapsed() < Duration::from_secs(5));
     assert_eq!(again.restart_context(&dead).await.expect("revived").state, ContextState::Idle);
     assert!(matches!(running.next().await, Some(Err(_)) | None | Some(Ok(_))));
+}
+
+#[tokio::test]
+async fn a_bridge_of_another_version_is_not_half_understood() {
+    let bench = Bench::new();
+    let record = bench.intent("small", 600_000, None);
+    let machine = bench.engine.create(record.clone()).await.expect("made");
+    let id = context(&machine).await;
+    run(&machine, &id, code("upgrade 7")).await.expect("ran");
+    bench.engine.shutdown().await;
+    let bench = bench.restart();
+    bench.engine.recover().await.expect("recovered");
+    let again = bench.engine.machine(&record.key).expect("adopted");
+    assert_eq!(again.contexts().await.expect("listed"), []);
+    let fresh = context(&again).await;
+    assert_eq!(run(&again, &fresh, code("value 1")).await.expect("ran").status(), CodeStatus::Ok);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! One file a verb. Each takes a permit, checks what came in, and hands over to engine or store.
 
 mod capabilities;
+mod contexts;
 mod create;
 mod extend;
 mod get;
@@ -36,6 +37,11 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(stop::stop))
         .routes(routes!(run::run))
         .routes(routes!(read_file::read_file, write_file::write_file))
+        .routes(routes!(contexts::create::create, contexts::list::list))
+        .routes(routes!(contexts::get::get, contexts::close::close))
+        .routes(routes!(contexts::run::run))
+        .routes(routes!(contexts::interrupt::interrupt))
+        .routes(routes!(contexts::restart::restart))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::registry::Contexts;
-use super::wire::{Described, Lines, Order, Refusal, Said, read};
+use super::wire::{Described, Lines, Order, Refusal, Said, VERSION, read};
 use super::{BRIDGE, LOADER, OWN_JOB, PYTHON};
 use crate::error::EngineError;
 use crate::machine::command::{LINK_LOSSES_MAX, guest_failed, link_lost};
@@ -54,6 +54,7 @@ pub(super) struct Bridge {
 }
 
 struct Hello {
+    version: u64,
     seen: u64,
     contexts: Vec<Described>,
 }
@@ -104,6 +105,10 @@ impl Bridge {
         // a bridge that waits for a listener goes on.
         let bridge = Self::open(link, contexts, job_id, Begin::Attach { after: last.saturating_sub(1) });
         let hello = bridge.greet(ATTACH_DEADLINE).await?;
+        if hello.version != VERSION {
+            bridge.give_up("it speaks another version");
+            return Ok(None);
+        }
         bridge.seq.store(hello.seen, Ordering::SeqCst);
         Ok(Some((bridge, hello.contexts)))
     }
@@ -394,11 +399,11 @@ impl Follower {
             Err(_) => return Ok(()),
         };
         match said {
-            Said::Hello { nonce, seen, contexts } => {
+            Said::Hello { version, nonce, seen, contexts } => {
                 let mut waiting = self.bridge.hello.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((_, tell)) = waiting.take_if(|(asked, _)| *asked == nonce) {
                     *synced = true;
-                    let _ = tell.send(Hello { seen, contexts });
+                    let _ = tell.send(Hello { version, seen, contexts });
                 }
                 Ok(())
             }

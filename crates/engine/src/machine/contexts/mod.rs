@@ -194,6 +194,7 @@ mod tests {
     #[test]
     fn the_bridge_keeps_the_limits_that_are_promised() {
         assert_eq!(constant("HEAD_BYTES") + constant("TAIL_BYTES"), limits::CODE_STREAM_MAX);
+        assert_eq!(constant("VERSION") as u64, wire::VERSION);
         assert_eq!(constant("VALUE_BYTES"), limits::CODE_VALUE_MAX);
         assert_eq!(constant("RICH_BYTES"), limits::CODE_RESULTS_BYTES_MAX);
         assert_eq!(constant("RICH_COUNT"), limits::CODE_RESULTS_MAX);

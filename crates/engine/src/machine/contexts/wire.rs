@@ -15,6 +15,9 @@ use crate::Omitted;
 /// Rich content by MIME type: each value is JSON, a text in most cases (pictures are base64).
 pub type Bundle = BTreeMap<String, Box<RawValue>>;
 
+/// Version of these lines. A bridge outlives the service that started it; one of another version is ended.
+pub(super) const VERSION: u64 = 1;
+
 /// Longest line a bridge may send: the largest rich event, and some room for what is around it.
 pub(super) const LINE_MAX: usize = limits::CODE_RESULTS_BYTES_MAX + 64 * 1024;
 /// Most lines of a traceback; one more than the bridge keeps, for the mark of what it left out.
@@ -107,7 +110,7 @@ pub(super) enum CellSaid {
 /// Something a bridge said, checked.
 #[derive(Debug)]
 pub(super) enum Said {
-    Hello { nonce: String, seen: u64, contexts: Vec<Described> },
+    Hello { version: u64, nonce: String, seen: u64, contexts: Vec<Described> },
     Unable { why: String },
     Reply { seq: u64, refusal: Option<Refusal> },
     Dead { id: String, how: Death },
@@ -126,6 +129,8 @@ struct Line<'a> {
     seq: Option<u64>,
     #[serde(default)]
     seen: Option<u64>,
+    #[serde(default)]
+    version: Option<u64>,
     #[serde(default)]
     nonce: Option<String>,
     #[serde(default)]
@@ -211,6 +216,13 @@ pub(super) fn read(line: &[u8]) -> Result<Said, &'static str> {
     }
     let line: Line<'_> = serde_json::from_slice(line).map_err(|_| "not the JSON that was agreed on")?;
     match &*line.ev {
+        // What another version says of its contexts is not read.
+        "hello" if line.version != Some(VERSION) => Ok(Said::Hello {
+            version: line.version.unwrap_or(0),
+            nonce: short(line.nonce, ID_MAX)?,
+            seen: 0,
+            contexts: Vec::new(),
+        }),
         "hello" => {
             let list = line.contexts.ok_or("no contexts")?;
             if list.len() > limits::CONTEXTS_MAX {
@@ -218,7 +230,7 @@ pub(super) fn read(line: &[u8]) -> Result<Said, &'static str> {
             }
             let contexts = list.into_iter().map(described).collect::<Result<_, _>>()?;
             let seen = line.seen.filter(|n| *n < u64::MAX / 2).ok_or("no number")?;
-            Ok(Said::Hello { nonce: short(line.nonce, ID_MAX)?, seen, contexts })
+            Ok(Said::Hello { version: VERSION, nonce: short(line.nonce, ID_MAX)?, seen, contexts })
         }
         "unable" => Ok(Said::Unable { why: short(line.why, WHY_MAX)? }),
         "reply" => {
