@@ -201,6 +201,8 @@ JobEvent = JobStarted | JobOutput | JobGap | JobExited
 @dataclass
 class _Reading:
     at: int
+    leave_out: int
+    """Bytes that may still belong to a character whose beginning is not known."""
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
@@ -217,14 +219,16 @@ class Texts:
     def decode(self, stream: str, offset: int, data: bytes) -> str:
         """The text that became readable with ``data``, which lies at ``offset`` of ``stream``."""
         reading = self._streams.get(stream)
-        known = reading is not None and reading.at == offset
-        if reading is None or not known:
-            reading = self._streams[stream] = _Reading(offset)
+        if reading is None or reading.at != offset:
+            reading = self._streams[stream] = _Reading(offset, 3 if offset > 0 else 0)
         reading.at = offset + len(data)
         begin = 0
-        if not known and offset > 0:
-            while begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
-                begin += 1
+        while reading.leave_out and begin < len(data):
+            if data[begin] & 0xC0 != 0x80:
+                reading.leave_out = 0
+                break
+            reading.leave_out -= 1
+            begin += 1
         return reading.decoder.decode(data[begin:], False)
 
 

@@ -252,7 +252,7 @@ class AsyncEventStream:
         self._source: AsyncSseSource | None = None
         self._waiting: deque[Fields] = deque()
         self._expected: dict[str, int] = {}
-        self._backoff = backoff(reconnect_seconds)
+        self._tries = backoff(reconnect_seconds)
         self._over = False
 
     def __aiter__(self) -> AsyncEventStream:
@@ -264,13 +264,14 @@ class AsyncEventStream:
                 while self._waiting:
                     event = self._next(self._waiting.popleft())
                     if event is not None:
+                        self._tries.progress()
                         return event
                 await self._more()
             except MainbrellaError as error:
                 self._drop()
                 if self._over:
                     break
-                await net.sleep(pause_after(error, self._backoff))
+                await net.sleep(pause_after(error, self._tries))
         self._drop()
         raise StopAsyncIteration
 
@@ -301,7 +302,8 @@ class AsyncEventStream:
             if self._over:
                 return
         received = await self._source.receive()
-        self._backoff.progress()
+        if not received and self._source.lasting:
+            self._tries.progress()
         self._waiting.extend(event_fields(event.data) for event in received)
 
     def _next(self, fields: Fields) -> JobEvent | None:

@@ -254,7 +254,7 @@ class EventStream:
         self._source: SseSource | None = None
         self._waiting: deque[Fields] = deque()
         self._expected: dict[str, int] = {}
-        self._backoff = backoff(reconnect_seconds)
+        self._tries = backoff(reconnect_seconds)
         self._over = False
 
     def __iter__(self) -> EventStream:
@@ -266,13 +266,14 @@ class EventStream:
                 while self._waiting:
                     event = self._next(self._waiting.popleft())
                     if event is not None:
+                        self._tries.progress()
                         return event
                 self._more()
             except MainbrellaError as error:
                 self._drop()
                 if self._over:
                     break
-                net.sleep(pause_after(error, self._backoff))
+                net.sleep(pause_after(error, self._tries))
         self._drop()
         raise StopIteration
 
@@ -303,7 +304,8 @@ class EventStream:
             if self._over:
                 return
         received = self._source.receive()
-        self._backoff.progress()
+        if not received and self._source.lasting:
+            self._tries.progress()
         self._waiting.extend(event_fields(event.data) for event in received)
 
     def _next(self, fields: Fields) -> JobEvent | None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 from .._clock import Backoff
@@ -20,6 +21,7 @@ _PAUSE_FIRST = 0.01
 _PAUSE_LONGEST = 2.0
 # The service sends a sign of life every 10 seconds.
 _SILENCE_SECONDS = 35.0
+_LASTING_SECONDS = 5.0
 
 
 class SseSource:
@@ -28,6 +30,12 @@ class SseSource:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._parser = SseParser()
+        self._since = time.monotonic()
+
+    @property
+    def lasting(self) -> bool:
+        """It has been open for some seconds: a sign of life on it means more than that it could be opened."""
+        return time.monotonic() - self._since > _LASTING_SECONDS
 
     def receive(self) -> list[Sse]:
         """The events that became complete with what came next; none for a mere sign of life. Its end is an error."""
