@@ -443,7 +443,9 @@ class Waiting(unittest.TestCase):
         cases: list[tuple[str, int | None, int | None, int]] = [
             ("exited", 7, None, 7),
             ("signalled", None, 15, 143),
-            ("cancelled", None, 15, -1),
+            ("cancelled", None, 15, 143),
+            ("cancelled", 3, None, 3),
+            ("timed_out", None, 9, -1),
             ("machine_stopped", None, None, -1),
             ("lost", None, None, -1),
         ]

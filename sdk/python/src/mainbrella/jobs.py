@@ -55,10 +55,13 @@ class JobExit:
 
     @property
     def exit_code(self) -> int:
-        """The exit code; 128 + signal when a signal ended it by itself; -1 for every other end."""
-        if self.cause == "exited" and self.code is not None:
-            return self.code
-        return 128 + self.signal if self.cause == "signalled" and self.signal is not None else -1
+        """The exit code; 128 + signal when a signal ended it; -1 when it timed out or went with its machine."""
+        if self.cause in ("exited", "signalled", "cancelled"):
+            if self.code is not None:
+                return self.code
+            if self.signal is not None:
+                return 128 + self.signal
+        return -1
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ class JobExited:
 
     @property
     def exit_code(self) -> int:
-        """The exit code; 128 + signal when a signal ended it by itself; -1 for every other end."""
+        """The exit code; 128 + signal when a signal ended it; -1 when it timed out or went with its machine."""
         return self.exit.exit_code
 
 

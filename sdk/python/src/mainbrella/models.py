@@ -250,7 +250,7 @@ def parse_command(data: Any) -> dict[str, Any]:
     """The reply to a blocking run, as the arguments of a ``CommandResult``."""
     f = Fields(data, "result")
     out, err = f.data("stdoutBase64"), f.data("stderrBase64")
-    out_gap, err_gap = _omitted(f, "stdoutOmitted"), _omitted(f, "stderrOmitted")
+    out_gap, err_gap = omitted(f, "stdoutOmitted"), omitted(f, "stderrOmitted")
     still_running = f.flag_or("stillRunning", False)
     signal, timed_out = f.number_or_none("signal"), f.flag("timedOut")
     code = f.number_or_none("exitCode") if still_running else f.number("exitCode")
@@ -274,7 +274,8 @@ def parse_command(data: Any) -> dict[str, Any]:
     }
 
 
-def _omitted(f: Fields, name: str) -> Omitted | None:
+def omitted(f: Fields, name: str) -> Omitted | None:
+    """A missing part of a stream; ``None`` when nothing is missing."""
     gap = f.object_or_none(name)
     return None if gap is None else Omitted(gap.number("offset"), gap.number("length"))
 

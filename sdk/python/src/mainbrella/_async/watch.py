@@ -35,15 +35,21 @@ class AsyncFileWatch:
 
     async def start(self) -> None:
         """Begins to watch: when this returns, every later change will be told. Raises when the path is not there."""
-        while self._source is None and not self._over:
+        if self._source is not None or self._over:
+            return
+        try:
             self._source = await open_sse(self._api, "GET", "/files/watch", query=self._query)
+            missed = FileWatchEvent("overflow", self._query["path"])
+            if self._begun and missed not in self._waiting:
+                self._waiting.append(missed)
             ready = False
             while not ready and not self._over:
                 for event in await self._source.receive():
                     ready = self._take(event) or ready
-            if self._begun:
-                self._waiting.append(FileWatchEvent("overflow", self._query["path"]))
             self._begun = True
+        except BaseException:
+            self._drop()
+            raise
 
     def __aiter__(self) -> AsyncFileWatch:
         return self
@@ -76,11 +82,7 @@ class AsyncFileWatch:
         self._drop()
 
     async def __aenter__(self) -> AsyncFileWatch:
-        try:
-            await self.start()
-        except BaseException:
-            self._drop()
-            raise
+        await self.start()
         return self
 
     async def __aexit__(

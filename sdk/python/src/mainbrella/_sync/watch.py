@@ -37,15 +37,21 @@ class FileWatch:
 
     def start(self) -> None:
         """Begins to watch: when this returns, every later change will be told. Raises when the path is not there."""
-        while self._source is None and not self._over:
+        if self._source is not None or self._over:
+            return
+        try:
             self._source = open_sse(self._api, "GET", "/files/watch", query=self._query)
+            missed = FileWatchEvent("overflow", self._query["path"])
+            if self._begun and missed not in self._waiting:
+                self._waiting.append(missed)
             ready = False
             while not ready and not self._over:
                 for event in self._source.receive():
                     ready = self._take(event) or ready
-            if self._begun:
-                self._waiting.append(FileWatchEvent("overflow", self._query["path"]))
             self._begun = True
+        except BaseException:
+            self._drop()
+            raise
 
     def __iter__(self) -> FileWatch:
         return self
@@ -78,11 +84,7 @@ class FileWatch:
         self._drop()
 
     def __enter__(self) -> FileWatch:
-        try:
-            self.start()
-        except BaseException:
-            self._drop()
-            raise
+        self.start()
         return self
 
     def __exit__(
