@@ -21,6 +21,7 @@ from mainbrella import (
     GuestFileExistsError,
     GuestFileNotFoundError,
     InvalidResponseError,
+    MachineNotRunningError,
     MainbrellaError,
     PartlyRemovedError,
     TransportError,
@@ -29,7 +30,7 @@ from mainbrella import (
 
 from .both import both
 from .jobs_server import CHUNKED, chunk
-from .scripted import CREATED_AT, Request
+from .scripted import CREATED_AT, Handler, Request
 from .test_jobs import silence
 from .test_use import Session
 
@@ -238,6 +239,19 @@ class Watching(unittest.TestCase):
         with silence(0.3), Session(stalled, second) as (sandbox, _):
             self.assertEqual([e.type for e in sandbox.files.watch("/w")], ["created", "overflow", "removed"])
             release.set()
+
+    def test_a_watch_that_failed_is_an_error_unless_it_passes(self) -> None:
+        def failing(code: str) -> Handler:
+            told = {"type": "error", "path": "/w", "code": code, "message": "No.", "hint": "Do."}
+            return lambda r: r.raw(CHUNKED + chunk(watched({"type": "ready"}, told)))
+
+        end = CHUNKED + chunk(watched({"type": "ready"}, {"type": "weather"}, {"type": "ended"}))
+        with Session(failing("shutting_down"), lambda r: r.raw(end)) as (sandbox, _):
+            self.assertEqual([e.type for e in sandbox.files.watch("/w")], ["overflow"])
+        with Session(failing("machine_not_running")) as (sandbox, server):
+            with self.assertRaises(MachineNotRunningError):
+                list(sandbox.files.watch("/w"))
+            self.assertEqual(len(server.requests), 2)
 
     def test_what_cannot_be_watched_is_said_at_once(self) -> None:
         with Session(lambda r: r.error(404, "file_not_found")) as (sandbox, server):

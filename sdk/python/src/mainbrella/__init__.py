@@ -76,6 +76,7 @@ from .jobs import (
     JobStarted,
     ProcessInfo,
     ProcessList,
+    RecordedOutput,
     TerminalSize,
 )
 from .models import CommandResult, EndReason, MachineInfo, MachineLimits, Omitted, StopResult
@@ -165,6 +166,7 @@ __all__ = [
     "ProcessInfo",
     "ProcessList",
     "RateLimitedError",
+    "RecordedOutput",
     "RedirectRefusedError",
     "RemoteFile",
     "RunResult",

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import api_error
-from .models import Fields, Omitted, omitted
+from .models import Fields, Omitted, omitted, told_error
 
 __all__ = ["CodeError", "CodeEvent", "CodeOutput", "CodeResult", "ContextInfo"]
 
@@ -216,10 +215,7 @@ def parse_code_event(kind: str, f: Fields) -> CodeEvent | None:
     if kind == "gap":
         return CodeEvent(kind, stream=f.text("stream"), omitted=Omitted(f.number("offset"), f.number("length")))
     if kind == "failed":
-        body = {name: f.raw(name) for name in ("code", "message", "hint", "requestId")}
-        error = api_error(500, body, request_id=None, retry_after=None, idempotency_key=None)
-        error.status = None
-        raise error
+        raise told_error(f)
     if kind == "done":
         return CodeEvent(kind, status=f.text("status"))
     return None

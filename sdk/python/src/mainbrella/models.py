@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from .errors import InvalidResponseError
+from .errors import InvalidResponseError, MainbrellaError, api_error
 
 __all__ = ["CommandResult", "EndReason", "MachineInfo", "MachineLimits", "Omitted", "StopResult"]
 
@@ -211,6 +211,14 @@ def malformed(where: str) -> InvalidResponseError:
         hint="Check that the SDK and the service have matching versions.",
         ambiguous=True,
     )
+
+
+def told_error(f: Fields) -> MainbrellaError:
+    """The error that a stream of events tells of in its last event."""
+    body = {name: f.raw(name) for name in ("code", "message", "hint", "requestId")}
+    error = api_error(500, body, request_id=None, retry_after=None, idempotency_key=None)
+    error.status = None
+    return error
 
 
 def parse_machine(data: Any) -> MachineInfo:
