@@ -234,7 +234,9 @@ class ShortForm(unittest.TestCase):
         files: dict[str, bytes] = {}
 
         def service(r: Request) -> None:
-            if r.path == "/v1/machines":
+            if r.path == "/v1/templates":
+                r.reply(200, {"templates": [{"name": "python"}]})
+            elif r.path == "/v1/machines":
                 r.reply(201, machine())
             elif r.path.endswith("/stop"):
                 r.reply(200, stopped())
@@ -251,12 +253,12 @@ class ShortForm(unittest.TestCase):
             env = {"MAINBRELLA_API_KEY": KEY, "MAINBRELLA_API_URL": server.url}
             with mock.patch.dict(os.environ, env):
                 sbx = make_sandbox(template="agent", persistent=True, ttl_seconds=60, metadata={"session": "s"})
-            sent = server.requests[0].json()
-            self.assertEqual(sent["catalogId"], "agent")
+            sent = server.requests[1].json()
+            self.assertEqual(sent["catalogId"], "python", "there is no template called agent")
             self.assertEqual((sent["persistent"], sent["ttlSeconds"], sent["metadata"]), (True, 60, {"session": "s"}))
             self.assertEqual(server.requests[0].headers["authorization"], f"Bearer {KEY}")
             self.assertEqual(sbx.exec("true", check=True, timeout_seconds=1.5).exit_code, 0)
-            self.assertEqual(server.requests[1].json(), {"command": "true", "timeoutMs": 1500})
+            self.assertEqual(server.requests[2].json(), {"command": "true", "timeoutMs": 1500})
             self.assertEqual(sbx.exec("false").exit_code, 3)
             with self.assertRaises(CommandFailedError) as caught:
                 sbx.exec("false", check=True)

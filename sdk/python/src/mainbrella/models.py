@@ -191,6 +191,10 @@ class Fields:
         """Whatever is there; ``None`` when there is nothing."""
         return self._data.get(name)
 
+    def all(self) -> dict[str, Any]:
+        """The object as it is."""
+        return dict(self._data)
+
     def plain(self, name: str) -> dict[str, Any]:
         """An object as it is; an empty one when there is none."""
         value = self._data.get(name)
