@@ -214,7 +214,7 @@ async fn a_killed_kernel_is_told_within_two_seconds_and_a_killed_bridge_too() {
         tokio::spawn(async move { (try_run(&m, &id, "import time; time.sleep(600)", 700_000).await, Instant::now()) })
     };
     until(&m, &id, ContextState::Busy).await;
-    m.text("pkill -9 -f /usr/bin/python3").await;
+    m.text("pkill -9 -f '^/usr/bin/python3'").await;
     let killed = Instant::now();
     let (answer, told) = running.await.expect("joined");
     assert_eq!(code(answer), ErrorCode::ContextDead);
@@ -224,7 +224,7 @@ async fn a_killed_kernel_is_told_within_two_seconds_and_a_killed_bridge_too() {
         m.client.restart_context(&m.name, id).await.expect("restarted");
         assert_eq!(value(&run(&m, id, "1").await), "1");
     }
-    let left = m.text("pgrep -fc /usr/bin/python3").await;
+    let left = m.text("pgrep -fc '^/usr/bin/python3'").await;
     assert!(left.trim().parse::<u32>().expect("a number") <= 4, "bridge, nursery and two kernels: {left}");
     service.finish().await;
 }
