@@ -95,7 +95,7 @@ impl TemplateImage {
     #[must_use]
     pub fn languages(&self) -> Vec<Language> {
         let has = |name: &&str| self.packages.iter().any(|p| p.name == *name);
-        Language::ALL.into_iter().filter(|l| l.packages().iter().all(|p| has(p))).collect()
+        Language::ALL.into_iter().filter(|l| l.packages().iter().all(has)).collect()
     }
 }
 
