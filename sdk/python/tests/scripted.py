@@ -65,9 +65,10 @@ class Server:
     handlers: list[Handler]
     requests: list[Request] = field(default_factory=list[Request])
     read_body: bool = True
+    port: int = 0
 
     def __post_init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -88,7 +89,10 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has been closed before
         self._listener.close()
         for sock in self._sockets:
             try:

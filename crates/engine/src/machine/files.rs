@@ -19,6 +19,8 @@ use crate::machine::link::{Link, silent};
 
 /// Longest pause between two steps of a transfer, and longest time of one small operation.
 pub(crate) const FILE_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a caller may take nothing of a file it reads: shorter than others wait for a place.
+const READER_DEADLINE: Duration = Duration::from_secs(25);
 /// Chunks on their way between the two sides of one transfer.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
@@ -101,7 +103,7 @@ pub(crate) async fn read(
         let first = stream.message::<pb::FileChunk>().await.map_err(file_failed)?;
         Ok::<_, EngineError>((stream, first))
     });
-    let (stream, first) = opened.await.map_err(|_| too_slow())??;
+    let (mut stream, first) = opened.await.map_err(|_| too_slow())??;
     let Some(first) = first else { return Err(silent("a file without its first chunk")) };
     let view = first.view();
     if !view.stat.is_set() {
@@ -115,17 +117,54 @@ pub(crate) async fn read(
         mtime_s: view.stat.mtime_s,
     };
     let head = Bytes::copy_from_slice(view.data);
-    let rest = futures::stream::unfold(Some((stream, hold)), |state| async move {
-        let (mut stream, hold) = state?;
-        match timeout(FILE_DEADLINE, stream.message::<pb::FileChunk>()).await {
-            Ok(Ok(Some(chunk))) => Some((Ok(Bytes::copy_from_slice(chunk.view().data)), Some((stream, hold)))),
-            Ok(Ok(None)) => None,
-            Ok(Err(e)) => Some((Err(file_failed(e)), None)),
-            Err(_) => Some((Err(too_slow()), None)),
+    let (pieces, taken) = mpsc::channel::<Piece>(CHUNKS_IN_FLIGHT);
+    // A task of its own: a caller who takes nothing for so long does not keep the place of others.
+    tokio::spawn(async move {
+        let _hold = hold;
+        if !head.is_empty() && !hand_out(&pieces, Some(Ok(head))).await {
+            return;
+        }
+        loop {
+            let next = tokio::select! {
+                biased;
+                () = pieces.closed() => return,
+                next = timeout(FILE_DEADLINE, stream.message::<pb::FileChunk>()) => next,
+            };
+            let piece = match next {
+                Ok(Ok(Some(chunk))) => Some(Ok(Bytes::copy_from_slice(chunk.view().data))),
+                Ok(Ok(None)) => None,
+                Ok(Err(e)) => Some(Err(file_failed(e))),
+                Err(_) => Some(Err(too_slow())),
+            };
+            let more = matches!(piece, Some(Ok(_)));
+            if !hand_out(&pieces, piece).await || !more {
+                return;
+            }
         }
     });
-    let head = futures::stream::iter((!head.is_empty()).then_some(Ok(head)));
-    Ok(FileReader { stat, chunks: head.chain(rest).boxed() })
+    // `None` is the end; without it the file is not whole.
+    let chunks = futures::stream::unfold(Some(taken), |state| async move {
+        let mut taken = state?;
+        match taken.recv().await {
+            Some(Some(Ok(piece))) => Some((Ok(piece), Some(taken))),
+            Some(Some(Err(e))) => Some((Err(e), None)),
+            Some(None) => None,
+            None => Some((Err(not_taken()), None)),
+        }
+    });
+    Ok(FileReader { stat, chunks: chunks.boxed() })
+}
+
+/// A part of a file, why there is no more, or its end.
+type Piece = Option<Result<Bytes, EngineError>>;
+
+/// Whether the reader took it in time.
+async fn hand_out(to: &mpsc::Sender<Piece>, piece: Piece) -> bool {
+    to.send_timeout(piece, READER_DEADLINE).await.is_ok()
+}
+
+fn not_taken() -> EngineError {
+    EngineError::new(ErrorCode::DeadlineExceeded, "nobody took the content of the file for 25 seconds")
 }
 
 pub(crate) async fn write(
@@ -229,19 +268,16 @@ fn file_failed(error: connectrpc::ConnectError) -> EngineError {
     let failed = |code, message: String| EngineError::new(code, message).because(fault.to_string());
     match fault.errno {
         0 if fault.stage.is_empty() => silent(&fault.to_string()),
-        0 => failed(ErrorCode::FileError, refusal(&fault.stage)),
+        _ if fault.stage == "not-a-file" => {
+            failed(ErrorCode::FileError, "only regular files can be read or written".into())
+        }
+        0 => failed(ErrorCode::FileError, format!("the machine refused the file operation at {}", fault.stage)),
         libc::ENOENT => failed(ErrorCode::FileNotFound, "no such file or directory in the machine".into()),
+        libc::EEXIST => failed(ErrorCode::FileExists, "there is a file of this name in the machine already".into()),
         libc::ENOSPC | libc::EDQUOT => {
             failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written".into())
         }
         _ => failed(ErrorCode::FileError, format!("the machine's file system answered: {why}")),
-    }
-}
-
-fn refusal(stage: &str) -> String {
-    match stage {
-        "kind" => "only regular files can be read or written".to_owned(),
-        _ => format!("the machine refused the file operation at {stage}"),
     }
 }
 

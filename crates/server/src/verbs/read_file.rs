@@ -1,9 +1,13 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use futures::StreamExt as _;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt as _};
 use http::{HeaderValue, header};
 use mainbrella_api::headers::{FILE_MODE, FILE_MTIME, FILE_SIZE};
+use mainbrella_engine::EngineError;
+use mainbrella_types::ErrorCode;
 
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
@@ -43,7 +47,7 @@ pub(crate) async fn read_file(
     let stat = reader.stat;
     let revoked = async move { permit.revoked().await };
     let span = tracing::Span::current();
-    let chunks = reader.chunks.take_until(Box::pin(revoked)).map(move |chunk| {
+    let chunks = cut_off(reader.chunks, revoked).map(move |chunk| {
         chunk.map_err(|e| {
             let internal = e.internal().unwrap_or_default();
             tracing::warn!(parent: &span, code = e.code().as_str(), internal, "a file transfer broke off");
@@ -59,4 +63,40 @@ pub(crate) async fn read_file(
         headers.insert(FILE_MODE, mode);
     }
     Ok(response)
+}
+
+/// The chunks, until `revoked` is: then an error, because what is cut off must not look whole.
+fn cut_off(
+    chunks: BoxStream<'static, Result<Bytes, EngineError>>,
+    revoked: impl Future<Output = ()> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, EngineError>> + Send {
+    futures::stream::unfold(Some((chunks, Box::pin(revoked))), |state| async move {
+        let (mut chunks, mut revoked) = state?;
+        tokio::select! {
+            biased;
+            () = &mut revoked => {
+                Some((Err(EngineError::new(ErrorCode::Unauthenticated, "the API key was revoked")), None))
+            }
+            chunk = chunks.next() => chunk.map(|chunk| (chunk, Some((chunks, revoked)))),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_cut_off_does_not_look_whole() {
+        let (revoke, revoked) = tokio::sync::oneshot::channel::<()>();
+        let endless = futures::stream::repeat_with(|| Ok(Bytes::from_static(b"x"))).boxed();
+        let mut chunks = Box::pin(cut_off(endless, async move { drop(revoked.await) }));
+        assert!(chunks.next().await.expect("more").is_ok());
+        revoke.send(()).expect("heard");
+        let error = chunks.next().await.expect("an error").expect_err("not whole");
+        assert_eq!(error.code(), ErrorCode::Unauthenticated);
+        assert!(chunks.next().await.is_none());
+        let two = futures::stream::iter([Ok(Bytes::new()), Ok(Bytes::new())]).boxed();
+        assert_eq!(cut_off(two, std::future::pending()).count().await, 2);
+    }
 }
