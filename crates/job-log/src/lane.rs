@@ -58,12 +58,22 @@ impl Lane {
         self.segments.iter().map(|s| s.len).sum()
     }
 
+    /// Parts of the stream that are not kept: where each begins and how long it is.
+    pub(crate) fn gaps(&self) -> Vec<(u64, u64)> {
+        let mut at = 0;
+        let ends = self.segments.iter().map(|s| (s.first_offset, s.end_offset));
+        ends.chain([(self.end_offset(), self.end_offset())])
+            .filter_map(|(first, end)| {
+                let gap = (at, first.saturating_sub(at));
+                at = end.max(at);
+                (gap.1 > 0).then_some(gap)
+            })
+            .collect()
+    }
+
     /// Bytes of the stream that are not kept.
     pub(crate) fn omitted(&self) -> u64 {
-        let start = self.segments.first().map_or(0, |s| s.first_offset);
-        let between = self.segments.windows(2).map(|w| w[1].first_offset.saturating_sub(w[0].end_offset));
-        let found = self.segments.last().map_or(0, |s| s.end_offset);
-        start + between.sum::<u64>() + self.end_offset().saturating_sub(found)
+        self.gaps().iter().map(|(_, length)| length).sum()
     }
 }
 

@@ -335,6 +335,13 @@ impl JobLog {
         }
     }
 
+    /// Parts of a stream that are known not to be kept: where each begins and how long it is, in order.
+    #[must_use]
+    pub fn gaps(&self, stream: Stream) -> Vec<(u64, u64)> {
+        let id = if stream == Stream::Stderr { LaneId::Stderr } else { LaneId::Stdout };
+        lock(&self.state).lanes[id as usize].gaps()
+    }
+
     /// A reader that begins after the event `after`.
     #[must_use]
     pub fn reader(&self, after: u64) -> Reader {

@@ -192,11 +192,15 @@ impl Model {
         }
     }
 
-    fn bytes_from(&self, stream: Stream, from: u64) {
+    fn bytes_from(&self, stream: Stream, from: u64, damaged: bool) {
         let mut reader = self.log.output(stream, from);
+        let gaps = self.log.gaps(stream);
         let mut at = from;
         while let Some(piece) = reader.read(&self.log, 130).unwrap() {
             assert!(piece.offset >= at && !piece.data.is_empty());
+            if piece.offset > at && !damaged {
+                assert!(gaps.iter().any(|(o, n)| *o <= at && piece.offset == o + n), "{gaps:?} {at}..{}", piece.offset);
+            }
             assert_eq!(piece.data, content(stream, piece.offset, piece.data.len()));
             at = piece.offset + piece.data.len() as u64;
         }
@@ -260,7 +264,7 @@ fn run(steps: Vec<Step>) {
             }
             Step::Bytes(stream, at) => {
                 let total = model.totals[stream as usize];
-                model.bytes_from(stream, at.index(total as usize + 1) as u64);
+                model.bytes_from(stream, at.index(total as usize + 1) as u64, damaged);
             }
             Step::Exit if !model.ended() && model.events.len() > 30 => {
                 let [stdout_bytes, stderr_bytes] = model.totals;

@@ -250,7 +250,7 @@ impl MachineJobs {
     pub fn output(&self, id: &str, stream: Stream, offset: u64) -> Result<JobOutput, EngineError> {
         let job = self.shelf.get(id)?;
         let reader = job.log.output(stream, offset);
-        Ok(JobOutput { job, reader })
+        Ok(JobOutput { job, reader, stream })
     }
 
     /// Lets go of a job that has ended. Its start key goes on to name it.
@@ -271,6 +271,7 @@ impl MachineJobs {
 pub struct JobOutput {
     job: Arc<Job>,
     reader: OutputReader,
+    stream: Stream,
 }
 
 impl JobOutput {
@@ -278,6 +279,12 @@ impl JobOutput {
     #[must_use]
     pub fn position(&self) -> super::Position {
         self.job.log.position()
+    }
+
+    /// Parts of the stream that are not kept: where each begins and how long it is.
+    #[must_use]
+    pub fn gaps(&self) -> Vec<(u64, u64)> {
+        self.job.log.gaps(self.stream)
     }
 
     /// The next bytes that are kept, and their position; `None`: there are no more so far.
