@@ -105,6 +105,8 @@ def follow(events: list[dict[str, Any]]) -> Callable[[Request], None]:
     """Delivers everything well."""
 
     def handler(r: Request) -> None:
+        if not r.path.endswith("/events"):
+            return r.reply(200, job(cursor=99))
         r.raw(CHUNKED + chunk(sse(after(events, r))) + b"0\r\n\r\n")
 
     return handler
@@ -116,6 +118,8 @@ def follow_cut(
     """Delivers the first ``at`` bytes of the whole answer, head included, then ends the connection."""
 
     def handler(r: Request) -> None:
+        if not r.path.endswith("/events"):
+            return r.reply(200, job(cursor=99))
         body = sse(after(events, r))
         if framing is CHUNKED:
             body = b"".join(chunk(body[i : i + size]) for i in range(0, len(body), size)) + b"0\r\n\r\n"

@@ -363,6 +363,20 @@ class Following(unittest.TestCase):
                 self.assertTrue(gone.wait(3), "the connection has ended")
                 self.assertEqual(len(server.requests), 2)
 
+    def test_after_the_last_event_there_is_nothing_more(self) -> None:
+        def handler(r: Request) -> None:
+            if r.path.endswith("/events"):
+                r.raw(CHUNKED + (chunk(sse(WHOLE)) if r.query["cursor"] == "0" else b"") + b"0\r\n\r\n")
+            else:
+                r.reply(200, finished(cursor=95))
+
+        with Session(handler) as (sandbox, server):
+            made = twin(Execution)(sandbox, "j-1")
+            self.assertEqual(len(list(made.events())), len(WHOLE))
+            self.assertEqual(list(made.events()), [])
+            self.assertEqual(list(twin(Execution)(sandbox, "j-1", cursor=95).events()), [])
+            self.assertEqual(len(server.requests), 6)
+
     def test_another_thread_can_close_an_iterator_that_waits(self) -> None:
         release = threading.Event()
 
@@ -439,11 +453,40 @@ class Waiting(unittest.TestCase):
             self.assertNotIn("\ufffd", r.stdout)
             self.assertEqual(len(server.requests), 4)
 
+    def test_what_the_log_did_not_keep_is_told(self) -> None:
+        kept, total = "é".encode() * 100, 1_000_000  # 151 bytes of head, 49 of tail
+
+        def handler(r: Request) -> None:
+            if not r.path.endswith("/output"):
+                return r.reply(200, finished(stdoutBytes=total, stderrBytes=0))
+            begin, end = int(r.query["offset"]), int(r.query["offset"]) + int(r.query["length"])
+            parts = [(0, kept[:151]), (total - 49, kept[-49:])]
+            body = b"".join(d[max(0, begin - at) : max(0, end - at)] for at, d in parts)
+            hole = (max(begin, 151), min(end, total - 49))
+            headers = {"X-Mainbrella-Size": str(total)}
+            if hole[0] < hole[1]:
+                headers["X-Mainbrella-Omitted"] = f"{hole[0]}+{hole[1] - hole[0]}"
+            return r.reply(200, body, headers)
+
+        with Session(handler) as (sandbox, _):
+            made = twin(Execution)(sandbox, "j-1")
+            for limit, head, tail in ((2_000_000, 151, 49), (400, 151, 49), (200, 100, 49), (60, 30, 30)):
+                r = made.wait(output_limit=limit)
+                self.assertEqual(r.stdout_bytes, kept[:head] + kept[-tail:], limit)
+                assert r.stdout_omitted is not None
+                self.assertEqual((r.stdout_omitted.offset, r.stdout_omitted.length), (head, total - head - tail))
+                self.assertNotIn("\ufffd", r.stdout)
+            part = made.output(offset=101, length=total)
+            self.assertEqual(part.around_gap(), (kept[101:151], kept[-49:]))
+            self.assertEqual((part.total_bytes, part.text.strip("\ufffd")), (total, "é" * 48))
+
     def test_every_end_has_an_exit_code(self) -> None:
         cases: list[tuple[str, int | None, int | None, int]] = [
             ("exited", 7, None, 7),
             ("signalled", None, 15, 143),
-            ("cancelled", None, 15, -1),
+            ("cancelled", None, 15, 143),
+            ("cancelled", 3, None, 3),
+            ("timed_out", None, 9, -1),
             ("machine_stopped", None, None, -1),
             ("lost", None, None, -1),
         ]
@@ -571,7 +614,7 @@ class Steering(unittest.TestCase):
             with self.assertRaises(ConfigurationError):
                 sandbox.commands.start([])
             with self.assertRaises(ConfigurationError):
-                sandbox.commands.run("x", wait_ms=-1)
+                sandbox.commands.run("x", wait_ms=0)
             self.assertEqual(len(server.requests), 1)
 
 

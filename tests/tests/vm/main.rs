@@ -2,15 +2,18 @@
 
 mod abuse;
 mod cli;
+mod clock;
 mod commands;
 mod create;
 mod disks;
 mod faults;
 mod files;
+mod front_door;
 mod identity;
 mod jail;
 mod leases;
 mod restart;
+mod sizes;
 mod start;
 
 use mainbrella_client::ClientError;

@@ -98,12 +98,14 @@ pub(crate) async fn read(
     let client = link.client().await?;
     let request =
         pb::ReadFileRequest { path: path.to_vec(), offset, length: length.unwrap_or(0), ..Default::default() };
+    // What can be opened and not read is refused like what cannot be opened: before anybody is told of a file.
     let opened = timeout(FILE_DEADLINE, async {
         let mut stream = client.streams().read_file(request).await.map_err(file_failed)?;
         let first = stream.message::<pb::FileChunk>().await.map_err(file_failed)?;
-        Ok::<_, EngineError>((stream, first))
+        let second = stream.message::<pb::FileChunk>().await.map_err(file_failed)?;
+        Ok::<_, EngineError>((stream, first, second))
     });
-    let (mut stream, first) = opened.await.map_err(|_| too_slow())??;
+    let (mut stream, first, second) = opened.await.map_err(|_| too_slow())??;
     let Some(first) = first else { return Err(silent("a file without its first chunk")) };
     let view = first.view();
     if !view.stat.is_set() {
@@ -116,12 +118,24 @@ pub(crate) async fn read(
         gid: view.stat.gid,
         mtime_s: view.stat.mtime_s,
     };
-    let head = Bytes::copy_from_slice(view.data);
+    let ended = second.is_none();
+    let mut head = Bytes::copy_from_slice(view.data);
+    if let Some(second) = second {
+        head = if head.is_empty() {
+            Bytes::copy_from_slice(second.view().data)
+        } else {
+            [&head[..], second.view().data].concat().into()
+        };
+    }
     let (pieces, taken) = mpsc::channel::<Piece>(CHUNKS_IN_FLIGHT);
     // A task of its own: a caller who takes nothing for so long does not keep the place of others.
     tokio::spawn(async move {
         let _hold = hold;
         if !head.is_empty() && !hand_out(&pieces, Some(Ok(head))).await {
+            return;
+        }
+        if ended {
+            hand_out(&pieces, None).await;
             return;
         }
         loop {
@@ -273,6 +287,9 @@ fn file_failed(error: connectrpc::ConnectError) -> EngineError {
         }
         0 => failed(ErrorCode::FileError, format!("the machine refused the file operation at {}", fault.stage)),
         libc::ENOENT => failed(ErrorCode::FileNotFound, "no such file or directory in the machine".into()),
+        libc::EEXIST | libc::ENOTDIR if fault.stage == "parents" => {
+            failed(ErrorCode::FileError, "a part of the path above it is no directory in the machine".into())
+        }
         libc::EEXIST => failed(ErrorCode::FileExists, "there is a file of this name in the machine already".into()),
         libc::ENOSPC | libc::EDQUOT => {
             failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written".into())

@@ -142,3 +142,24 @@ async fn readers_who_take_nothing_do_not_keep_the_place_of_others() {
     assert_eq!(content(&machine, b"/large", 5, Some(3)).await, [7, 7, 7]);
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_stands_still_from_its_beginning_is_dialled_again() {
+    let bench = Bench::new();
+    let record = bench.intent("small", 600_000, None);
+    let machine = bench.engine.create(record.clone()).await.expect("made");
+    bench.driver.guest.lost_hellos.store(2, Ordering::SeqCst);
+    bench.driver.cut(&record.key);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = tokio::time::Instant::now();
+    assert_eq!(machine.run(order("echo hello")).await.expect("reached").ending, CommandEnding::Exited(0));
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    // One that never answers is given up, in bounded time.
+    bench.driver.guest.lost_hellos.store(u32::MAX, Ordering::SeqCst);
+    bench.driver.cut(&record.key);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = tokio::time::Instant::now();
+    let e = machine.run(order("echo hello")).await.expect_err("out of reach");
+    assert_eq!(e.code(), ErrorCode::GuestUnavailable);
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
+}

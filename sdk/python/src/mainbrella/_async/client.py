@@ -70,6 +70,11 @@ class AsyncMainbrella:
         """What the service on this host can really do, e.g. ``["networking"]["internetControl"]``."""
         return await self._transport.call("GET", "/v1/capabilities")
 
+    async def templates(self) -> list[dict[str, Any]]:
+        """The templates of this host, as the service describes them; ``["name"]`` is what ``create`` takes."""
+        data = await self._transport.call("GET", "/v1/templates")
+        return [Fields(entry, "template").all() for entry in Fields(data, "list").objects("templates")]
+
     async def create(
         self,
         catalog_id: str = "python",

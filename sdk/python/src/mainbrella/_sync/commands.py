@@ -63,8 +63,8 @@ class Commands:
             CallerStoppedWaitingError: no answer came in ``timeout_ms`` (or ``wait_ms``) plus the client's ``timeout``.
                 The command may still be running; this is not the command's own time-out.
         """
-        if wait_ms is not None and wait_ms < 0:
-            raise ConfigurationError("wait_ms must not be negative.")
+        if wait_ms is not None and wait_ms <= 0:
+            raise ConfigurationError("wait_ms must be a positive number of milliseconds.")
         data = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
         body = {
             **_command(command, timeout_ms, cwd, env),

@@ -15,13 +15,17 @@ from ..models import Fields
 from .api import MachineApi
 from .transport import Exchange
 
-__all__ = ["SseSource", "backoff", "event_fields", "open_sse", "pause_after"]
+__all__ = ["SseSource", "StreamEndedError", "backoff", "event_fields", "open_sse", "pause_after"]
 
 _PAUSE_FIRST = 0.01
 _PAUSE_LONGEST = 2.0
 # The service sends a sign of life every 10 seconds.
 _SILENCE_SECONDS = 35.0
 _LASTING_SECONDS = 5.0
+
+
+class StreamEndedError(InvalidResponseError):
+    """The service ended a stream of events properly."""
 
 
 class SseSource:
@@ -43,7 +47,7 @@ class SseSource:
         while self._parser.heard == heard:
             piece = self._exchange.read()
             if not piece:
-                raise InvalidResponseError("The stream of events ended early.", request_id=self._exchange.request_id)
+                raise StreamEndedError("The stream of events ended early.", request_id=self._exchange.request_id)
             try:
                 received = self._parser.feed(piece)
             except SseTooLongError as error:
