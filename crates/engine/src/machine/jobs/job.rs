@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use mainbrella_job_log::{Cause, Entry, Event, Exit, JobLog, Limits, Position, Reader};
 use mainbrella_types::{ErrorCode, Millis, limits};
@@ -86,6 +87,17 @@ impl Phase {
     }
 }
 
+/// How a wait for a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// It came to what was waited for.
+    Came,
+    /// Its guest is out of reach.
+    OutOfReach,
+    /// The time was over.
+    TooLong,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -94,6 +106,8 @@ pub(crate) struct Job {
     pub(crate) log: JobLog,
     /// Cursor of the last event, and how far it has come.
     progress: watch::Sender<(u64, Phase)>,
+    /// How often its guest was found out of reach.
+    misses: watch::Sender<u32>,
     /// Input accepted, once known.
     pub(crate) accepted: AtomicU64,
     /// Held by the one write to its input that is under way; says whether `accepted` is known.
@@ -109,6 +123,7 @@ impl Job {
             note: Mutex::new(note),
             log,
             progress: watch::channel((0, Phase::Starting)).0,
+            misses: watch::channel(0).0,
             accepted: AtomicU64::new(input),
             writing: tokio::sync::Mutex::new(true),
         })
@@ -130,6 +145,7 @@ impl Job {
             note: Mutex::new(note),
             log,
             progress: watch::channel((position.cursor, phase)).0,
+            misses: watch::channel(0).0,
             accepted: AtomicU64::new(0),
             writing: tokio::sync::Mutex::new(false),
         })
@@ -155,6 +171,23 @@ impl Job {
 
     pub(crate) fn watch(&self) -> watch::Receiver<(u64, Phase)> {
         self.progress.subscribe()
+    }
+
+    /// Its guest is out of reach; it is tried again.
+    pub(crate) fn missed(&self) {
+        self.misses.send_modify(|n| *n = n.saturating_add(1));
+    }
+
+    /// Waits until the job has come to what `far` looks for, for as long as its guest is in reach.
+    pub(crate) async fn comes_to(&self, far: impl Fn(&Phase) -> bool, wait: Duration) -> Waited {
+        let (mut progress, mut misses) = (self.watch(), self.misses.subscribe());
+        misses.mark_unchanged();
+        tokio::select! {
+            biased;
+            _ = progress.wait_for(|(_, phase)| far(phase)) => Waited::Came,
+            _ = misses.changed() => Waited::OutOfReach,
+            () = tokio::time::sleep(wait) => Waited::TooLong,
+        }
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -87,6 +87,7 @@ async fn pull(shared: &Shared, job: &Arc<Job>, start: Option<pb::StartJobRequest
             }
             Err(e) => {
                 debug!(job = job.id, internal = e.internal().unwrap_or(""), "a job's guest is out of reach");
+                job.missed();
                 Pulled::Again { refused: None }
             }
         };

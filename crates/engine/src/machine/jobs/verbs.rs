@@ -11,7 +11,7 @@ use mainbrella_job_log::Stream;
 use mainbrella_types::{ErrorCode, limits};
 
 use super::capture::capture;
-use super::job::{Job, Note, Phase};
+use super::job::{Job, Note, Phase, Waited};
 use super::pull::{self, Holding};
 use super::{JobOrder, JobView, MachineJobs, StartKey, StartedJob, StdinWritten, TerminalSize};
 use crate::error::EngineError;
@@ -78,10 +78,9 @@ impl MachineHandle {
         let (limit, patience) = (order.output_limit, order.wait_ms.map(Duration::from_millis));
         let report = Duration::from_millis(order.timeout_ms).saturating_add(REPORT_GRACE);
         let job = self.begin(order.into_job(), None).await?;
-        let mut progress = job.watch();
         let wait = patience.map_or(report, |patience| patience.min(report));
-        let ended = progress.wait_for(|(_, phase)| phase.is_over());
-        let over = tokio::time::timeout(wait, ended).await.is_ok();
+        let waited = job.comes_to(Phase::is_over, wait).await;
+        let over = waited == Waited::Came;
         let phase = job.phase();
         if let Some(refusal) = phase.refusal() {
             return Err(refusal);
@@ -90,7 +89,7 @@ impl MachineHandle {
             self.shared.shelf.let_go(&job, self.shared.clock.now());
             return Err(silent(why));
         }
-        if !over && patience.is_none_or(|patience| patience > report) {
+        if waited == Waited::OutOfReach || (!over && patience.is_none_or(|patience| patience > report)) {
             return self.unless_gone(async { Err(silent("the end of a command was not reported in time")) }).await;
         }
         let outcome = outcome(&job, limit, self.shared.clock.now()).await?;
@@ -155,19 +154,17 @@ impl MachineHandle {
 
     /// Waits until a job runs, or is known never to.
     async fn settled(&self, job: &Job) -> Result<(), EngineError> {
-        let mut progress = job.watch();
-        let settled = progress.wait_for(|(_, phase)| *phase != Phase::Starting);
-        let waited = tokio::time::timeout(START_WAIT, settled).await.map(|_| ());
+        let waited = job.comes_to(|phase| *phase != Phase::Starting, START_WAIT).await;
         if let Some(refusal) = job.phase().refusal() {
             return Err(refusal);
         }
         match waited {
-            Ok(()) if job.log.position().pid.is_none() && job.is_over() => {
+            Waited::Came if job.log.position().pid.is_none() && job.is_over() => {
                 // It ended before it began: with its machine.
                 self.unless_gone(async { Err(silent("the job's start was not reported")) }).await
             }
-            Ok(()) => Ok(()),
-            Err(_) => self.unless_gone(async { Err(silent("the job's start was not reported in time")) }).await,
+            Waited::Came => Ok(()),
+            _ => self.unless_gone(async { Err(silent("the job's start was not reported in time")) }).await,
         }
     }
 
