@@ -95,7 +95,7 @@ impl Seen {
         }
     }
 
-    async fn to_end(&mut self, follower: &mut Follower) {
+    async fn follow_out(&mut self, follower: &mut Follower) {
         loop {
             let events = tokio::time::timeout(Duration::from_secs(30), follower.next(64 * 1024, 100)).await;
             let events = events.expect("it goes on").expect("read");
@@ -109,7 +109,7 @@ impl Seen {
 
 async fn all(machine: &MachineHandle, id: &str) -> Seen {
     let mut seen = Seen::default();
-    seen.to_end(&mut machine.jobs().follow(id, 0).expect("followed")).await;
+    seen.follow_out(&mut machine.jobs().follow(id, 0).expect("followed")).await;
     seen
 }
 
@@ -144,7 +144,7 @@ async fn each_ending_is_told_as_what_it_was() {
         seen.take(follower.next(1000, 10).await.expect("read"));
     }
     machine.signal_job(&trap.id, 10).await.expect("sent");
-    seen.to_end(&mut follower).await;
+    seen.follow_out(&mut follower).await;
     assert_eq!((seen.output[0].as_slice(), seen.exit), (&b"up\nusr\n"[..], Some(Cause::Exited)));
     let late = machine.signal_job(&trap.id, 10).await.expect_err("over");
     assert_eq!(late.code(), ErrorCode::JobEnded);
@@ -238,7 +238,7 @@ async fn a_terminal_takes_input_and_hears_of_its_size() {
     let resized = machine.resize_job(&tty.id, TerminalSize { cols: 132, rows: 43 }).await.expect("resized");
     assert_eq!(resized.pty, Some(TerminalSize { cols: 132, rows: 43 }));
     machine.write_job_stdin(&tty.id, Bytes::from("hello\n"), false).await.expect("taken");
-    seen.to_end(&mut follower).await;
+    seen.follow_out(&mut follower).await;
     let said = text(&seen);
     assert!(said.starts_with("24 80\r\n") && said.contains("43 132\r\n") && said.contains("<hello>"), "{said:?}");
 }
@@ -346,7 +346,7 @@ async fn a_service_killed_at_any_moment_goes_on_where_its_log_ends() {
             };
             let mut follower = machine.jobs().follow(&id, seen.cursor).expect("followed");
             if last {
-                seen.to_end(&mut follower).await;
+                seen.follow_out(&mut follower).await;
             } else {
                 let end = Instant::now() + Duration::from_millis(60 + life * 37);
                 while Instant::now() < end {
@@ -394,7 +394,7 @@ async fn the_end_of_a_machine_ends_its_jobs_at_once_and_they_stay_readable() {
     }
     let killed = Instant::now();
     bench.driver.kill(&record.key, ExitReport::Vmm("its VMM was killed".into()));
-    seen.to_end(&mut follower).await;
+    seen.follow_out(&mut follower).await;
     assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
     assert_eq!(seen.exit, Some(Cause::Lost));
     let mut watch = machine.watch();
@@ -406,7 +406,7 @@ async fn the_end_of_a_machine_ends_its_jobs_at_once_and_they_stay_readable() {
         let jobs = engine.jobs_of(&over).await.expect("kept");
         assert_eq!(exit(&jobs.get(&id).expect("kept")).0, Cause::Lost);
         let mut again = Seen::default();
-        again.to_end(&mut jobs.follow(&id, 0).expect("followed")).await;
+        again.follow_out(&mut jobs.follow(&id, 0).expect("followed")).await;
         assert_eq!(again.output, seen.output);
         if restarted {
             assert_eq!(engine.kept_jobs().await.expect("listed"), [record.key]);
@@ -507,7 +507,7 @@ async fn a_running_job_keeps_an_idle_machine_and_a_silent_follower_does_not() {
     tokio::time::sleep(Duration::from_secs(35)).await;
     assert_eq!(machine.record().state, MachineState::Running, "its job runs");
     let mut seen = Seen::default();
-    seen.to_end(&mut follower).await;
+    seen.follow_out(&mut follower).await;
     assert_eq!(seen.exit, Some(Cause::TimedOut));
     let _open = machine.jobs().follow(&id, 0).expect("followed");
     tokio::time::sleep(Duration::from_secs(25)).await;

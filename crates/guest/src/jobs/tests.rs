@@ -78,7 +78,8 @@ proptest! {
         log.push(Happened::Started { pid: 7 });
         let mut written = [0u64; 2];
         // What the host holds durably, and what it was given beyond that and may lose with its link or itself.
-        let (mut held, mut given): (Vec<(u64, Happened)>, Vec<(u64, Happened)>) = Default::default();
+        let mut held: Vec<(u64, Happened)> = Vec::new();
+        let mut given = Vec::new();
         let take = |log: &mut Log, held: &[(u64, Happened)], given: &mut Vec<(u64, Happened)>| {
             let after = given.last().or(held.last()).map_or(0, |(sequence, _)| *sequence);
             let next = log.take_after(after);

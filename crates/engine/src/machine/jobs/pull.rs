@@ -375,12 +375,12 @@ mod tests {
         /// Whatever bytes a guest sends as an event: they are none, or one that follows and is within bounds.
         #[test]
         fn arbitrary_bytes_are_no_event_or_one_that_follows(bytes in prop::collection::vec(any::<u8>(), 0..200), last in 0u64..5) {
-            if let Ok(view) = pb::JobEventView::decode_view(&bytes) {
-                if let Ok(Some(event)) = read(&view, last, 7) {
-                    prop_assert_eq!(event.cursor, last + 1);
-                    let first = matches!(event.entry, Entry::Started { .. });
-                    prop_assert_eq!(first, last == 0);
-                }
+            if let Ok(view) = pb::JobEventView::decode_view(&bytes)
+                && let Ok(Some(event)) = read(&view, last, 7)
+            {
+                prop_assert_eq!(event.cursor, last + 1);
+                let first = matches!(event.entry, Entry::Started { .. });
+                prop_assert_eq!(first, last == 0);
             }
         }
 

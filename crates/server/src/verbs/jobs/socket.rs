@@ -23,6 +23,7 @@ use crate::error::{ApiError, ApiResult};
 
 /// Largest frame of a caller: a full write as base64, and some.
 pub(super) const MESSAGE_MAX: usize = 128 * 1024;
+const _: () = assert!(MESSAGE_MAX > limits::JOB_STDIN_WRITE_MAX / 3 * 4);
 /// How often the other end is asked for a sign of life, and how long it may give none.
 const PING: Duration = Duration::from_secs(20);
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -152,7 +153,6 @@ fn act(handle: Option<MachineHandle>, job: String, text: Utf8Bytes) -> BoxFuture
 
 /// Writes, waiting for room: a refusal for want of room took nothing.
 async fn write(handle: &MachineHandle, job: &str, data: Bytes, end: bool) -> ApiResult<()> {
-    debug_assert!(MESSAGE_MAX > limits::JOB_STDIN_WRITE_MAX / 3 * 4);
     let until = Instant::now() + ROOM_WAIT;
     loop {
         match handle.write_job_stdin(job, data.clone(), end).await {
