@@ -10,6 +10,7 @@ mod files;
 mod files_write;
 mod jobs;
 pub mod port;
+mod processes;
 mod reaper;
 mod service;
 mod usage;

@@ -10,6 +10,7 @@ use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
 use mainbrella_types::{Millis, TemplateName};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::Authenticator;
 use crate::config::ServerConfig;
@@ -41,6 +42,8 @@ pub struct Parts {
     pub creations: Arc<Semaphore>,
     /// Templates seen a moment ago.
     pub templates: SeenTemplates,
+    /// Cancelled when the service begins to end: what would go on for ever ends then.
+    pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
 }
 
@@ -75,6 +78,7 @@ impl AppState {
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
+            closing: CancellationToken::new(),
             config,
             engine,
             store,
@@ -94,6 +98,15 @@ impl Parts {
     /// What the driver gives every machine, as it is now: a trial of the accelerator may end after the start.
     pub(crate) fn traits(&self) -> Traits {
         Traits::of(&self.engine.report())
+    }
+
+    /// Lets long replies end when `stop` says so.
+    pub fn closes_with(&self, stop: &CancellationToken) {
+        let (stop, closing) = (stop.clone(), self.closing.clone());
+        tokio::spawn(async move {
+            stop.cancelled().await;
+            closing.cancel();
+        });
     }
 
     /// The time.

@@ -301,7 +301,6 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         (&c["persistence"]["fork"], "/fork"),
         (&c["persistence"]["pauseResume"], "/pause"),
         (&c["previews"]["supported"], "/previews"),
-        (&c["execution"]["managedJobs"], "/commands"),
         (&c["files"]["list"], "/files"),
         (&c["observability"]["lifecycleEvents"], "/events"),
     ] {
@@ -309,6 +308,7 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         let m = format!("/v1/machines/x{path}");
         assert_eq!(s.post(&m, json!({})).await.code(), "not_found", "{path}: what is false is not there");
     }
+    assert!(c["execution"].as_object().unwrap().values().all(|v| v == true), "{}", c["execution"]);
     let t = s.get("/v1/templates").await.ok();
     assert_eq!(t["templates"][1]["name"], "python");
     assert_eq!(t["templates"][1]["frozenSizes"], json!(["small"]));

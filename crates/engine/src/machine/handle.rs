@@ -9,12 +9,13 @@ use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineSt
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
-use crate::machine::command::{self, CommandOrder, CommandOutcome};
 use crate::machine::contexts::Contexts;
 use crate::machine::files::{self, FileReader, Hold, WriteOptions, check_path};
 use crate::machine::gate::{Gate, Pass};
+use crate::machine::jobs::Shelf;
 use crate::machine::link::Link;
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
@@ -60,16 +61,26 @@ pub(crate) struct Shared {
     pub(crate) link: OnceLock<Arc<Link>>,
     /// Cancelled when the machine can be used no more.
     pub(crate) gone: CancellationToken,
+    /// Cancelled when the service lets go of a machine that goes on.
+    pub(crate) detached: CancellationToken,
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Why creation failed, with the code it failed with.
     pub(crate) create_failure: OnceLock<(ErrorCode, String)>,
-    pub(crate) commands: Semaphore,
+    pub(crate) commands: Arc<Semaphore>,
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
     pub(crate) contexts: Arc<Contexts>,
 }
 
 impl Shared {
-    pub(crate) fn new(messages: mpsc::Sender<Message>, record: watch::Receiver<MachineRecord>, gate: Gate) -> Self {
+    pub(crate) fn new(
+        messages: mpsc::Sender<Message>,
+        record: watch::Receiver<MachineRecord>,
+        gate: Gate,
+        shelf: Arc<Shelf>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let gone = CancellationToken::new();
         Self {
             messages,
@@ -78,8 +89,11 @@ impl Shared {
             link: OnceLock::new(),
             contexts: Arc::new(Contexts::new(&gone)),
             gone,
+            detached: CancellationToken::new(),
+            shelf,
+            clock,
             create_failure: OnceLock::new(),
-            commands: Semaphore::new(limits::COMMANDS_MAX),
+            commands: Arc::new(Semaphore::new(limits::COMMANDS_MAX)),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
         }
@@ -142,29 +156,6 @@ impl MachineHandle {
             Some(e) if e.kind == FailureKind::HostFull => Err(EngineError::new(ErrorCode::HostFull, e.message.clone())),
             ending => Err(not_running(record.state, ending.as_ref())),
         }
-    }
-
-    /// Runs a command and waits for its end. The command goes on when the caller stops waiting.
-    ///
-    /// # Errors
-    /// When the machine does not run, the command could not be started, or the guest fell silent. A
-    /// command that fails is not an error.
-    pub async fn run(&self, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
-        let pass = self.enter()?;
-        if self.shared.commands.available_permits() == 0 {
-            return Err(EngineError::new(ErrorCode::Overloaded, "the machine runs as many commands as it may"));
-        }
-        let this = self.clone();
-        let job_id = uuid::Uuid::now_v7().simple().to_string();
-        let task = tokio::spawn(async move {
-            let _pass = pass;
-            let _place = this.shared.commands.acquire().await;
-            let link = this.link()?;
-            this.unless_gone(command::run(&link, job_id, order)).await
-        });
-        task.await.unwrap_or_else(|e| {
-            Err(EngineError::new(ErrorCode::Internal, "the command's watcher ended").because(e.to_string()))
-        })
     }
 
     /// Opens a file for reading, from `offset` for at most `length` bytes.
@@ -242,10 +233,13 @@ impl MachineHandle {
     }
 
     pub(crate) fn enter(&self) -> Result<Pass, EngineError> {
-        self.shared.gate.enter().ok_or_else(|| {
-            let record = self.record();
-            not_running(record.state, record.ending.as_ref())
-        })
+        self.shared.gate.enter().ok_or_else(|| self.over())
+    }
+
+    /// That the machine does not run, and why.
+    pub(crate) fn over(&self) -> EngineError {
+        let record = self.record();
+        not_running(record.state, record.ending.as_ref())
     }
 
     pub(crate) fn link(&self) -> Result<Arc<Link>, EngineError> {

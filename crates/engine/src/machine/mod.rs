@@ -11,7 +11,9 @@ pub mod contexts;
 pub mod files;
 mod gate;
 pub mod handle;
+pub mod jobs;
 mod link;
+pub mod processes;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
@@ -20,3 +22,5 @@ pub use contexts::{
 };
 pub use files::{FileReader, FileStat, WriteOptions};
 pub use handle::{MachineHandle, StopOutcome};
+pub use jobs::MachineJobs;
+pub(crate) use jobs::Shelf;

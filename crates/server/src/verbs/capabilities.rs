@@ -45,9 +45,14 @@ pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit,
             execution: Execution {
                 blocking_run: true,
                 argv: true,
+                stdin: true,
                 inline_stdin: true,
+                managed_jobs: true,
+                signals: true,
+                managed_process_listing: true,
+                programmatic_pty: true,
+                pty_resize: true,
                 code_contexts,
-                ..Execution::default()
             },
             files: Files { read: true, write: true, ..Files::default() },
             networking: Networking {

@@ -6,8 +6,10 @@ mod create;
 mod extend;
 mod get;
 mod healthz;
+mod jobs;
 mod keys;
 mod list;
+mod processes;
 mod read_file;
 mod run;
 mod stop;
@@ -37,6 +39,17 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(stop::stop))
         .routes(routes!(run::run))
         .routes(routes!(read_file::read_file, write_file::write_file))
+        .routes(routes!(jobs::start::start, jobs::look::list))
+        .routes(routes!(jobs::look::get, jobs::look::forget))
+        .routes(routes!(jobs::look::wait))
+        .routes(routes!(jobs::act::cancel))
+        .routes(routes!(jobs::act::signal))
+        .routes(routes!(jobs::act::resize))
+        .routes(routes!(jobs::act::stdin))
+        .routes(routes!(jobs::events::events))
+        .routes(routes!(jobs::output::output))
+        .routes(routes!(processes::list))
+        .routes(routes!(processes::signal))
         .routes(routes!(contexts::create::create, contexts::list::list))
         .routes(routes!(contexts::get::get, contexts::close::close))
         .routes(routes!(contexts::run::run))

@@ -101,12 +101,14 @@ impl Service {
         let admin = std::fs::read_to_string(admin_key::path(dir.path())).unwrap().trim().to_owned();
         let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
         let clock = Arc::new(SystemClock);
-        let engine = Engine::new(Arc::new(driver.clone()), journal, clock.clone(), EngineConfig::default());
+        let limits = EngineConfig { jobs_dir: Some(dir.path().join("jobs")), ..EngineConfig::default() };
+        let engine = Engine::new(Arc::new(driver.clone()), journal, clock.clone(), limits);
         let state = AppState::new(config, engine, store, clock);
         reconcile::recover(&state).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ending = Ending::default();
+        state.closes_with(&ending.stop);
         let grace = state.config.shutdown_grace;
         let task = tokio::spawn(serve(listener, router(state.clone()), 1000, grace, ending.clone()));
         Self { address, admin, state, driver, ending, dir, task }
@@ -177,6 +179,13 @@ impl Service {
 
     pub async fn delete(&self, path: &str) -> Reply {
         self.send(self.request(Method::DELETE, path).body(Bytes::new()).unwrap()).await
+    }
+
+    /// A job of `machine`; see the scripted guest for what it can be.
+    pub async fn job(&self, machine: &Machine, body: Value) -> Value {
+        let reply = self.post(&machine.path("/jobs"), body).await;
+        assert_eq!(reply.status, StatusCode::CREATED, "{:?}", reply.body);
+        reply.json()
     }
 
     /// A running machine.
