@@ -21,12 +21,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["types"]),
     ("client", &["api", "types"]),
     ("guest-protocol", &[]),
-    ("guest", &["guest-protocol"]),
+    ("tree", &[]),
+    ("guest", &["guest-protocol", "tree"]),
     ("engine", &["guest-protocol", "types"]),
     ("store", &["types"]),
     ("server", &["api", "engine", "store", "types"]),
-    ("cli", &["api", "client", "engine", "server", "store", "types"]),
-    ("tests", &["api", "client", "engine", "guest-protocol", "server", "store", "types"]),
+    ("cli", &["api", "client", "engine", "server", "store", "tree", "types"]),
+    ("tests", &["api", "client", "engine", "guest-protocol", "server", "store", "tree", "types"]),
     ("xtask", &["server"]),
 ];
 
