@@ -15,6 +15,7 @@ from mainbrella import (
     CallerStoppedWaitingError,
     CommandNotStartedError,
     ConfigurationError,
+    GuestFileExistsError,
     GuestFileNotFoundError,
     InvalidResponseError,
     Mainbrella,
@@ -354,6 +355,12 @@ class Transfers(unittest.TestCase):
         with Session(lambda r: r.error(404, "file_not_found")) as (sandbox, _):
             with self.assertRaises(GuestFileNotFoundError):
                 sandbox.files.read("/nope")
+
+    def test_a_file_that_is_in_the_way_is_told_apart(self) -> None:
+        with Session(lambda r: r.error(409, "file_exists")) as (sandbox, _):
+            with self.assertRaises(GuestFileExistsError) as caught:
+                sandbox.files.write("/there", b"", exclusive=True)
+            self.assertEqual((caught.exception.code, caught.exception.status), ("file_exists", 409))
 
     def test_any_size_runs_in_flat_memory(self) -> None:
         total = 192 * 1024 * 1024

@@ -18,6 +18,7 @@ __all__ = [
     "CreateFailedError",
     "FileOperationError",
     "GenerationMismatchError",
+    "GuestFileExistsError",
     "GuestFileNotFoundError",
     "GuestUnavailableError",
     "IdempotencyConflictError",
@@ -147,6 +148,10 @@ class FileOperationError(MainbrellaError):
     """The machine's file system refused the operation, or its disk is full."""
 
 
+class GuestFileExistsError(FileOperationError):
+    """There is something at the path inside the machine where a new file was asked for."""
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -221,6 +226,7 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "idempotency_conflict": IdempotencyConflictError,
     "in_progress": ConflictError,
     "file_error": FileOperationError,
+    "file_exists": GuestFileExistsError,
     "guest_disk_full": FileOperationError,
     "command_not_started": CommandNotStartedError,
     "unsupported": UnsupportedError,
