@@ -4,6 +4,7 @@
 //! code that runs in production. "Resources on the host" are entries of a table that survive the engine, so
 //! a restart can be played by making a new engine over the same driver.
 
+mod files;
 mod guest;
 
 use std::collections::HashMap;

@@ -232,7 +232,7 @@ async fn follow(link: &Link, job_id: String, order: CommandOrder) -> Result<Comm
 }
 
 /// Whether a stream ended because its connection did. The stream may learn of it first.
-async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool {
+pub(crate) async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool {
     let unexplained = fault.errno == 0 && fault.stage.is_empty();
     unexplained && tokio::time::timeout(LINK_LOSS_NOTICE, client.closed()).await.is_ok()
 }

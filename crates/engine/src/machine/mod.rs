@@ -14,5 +14,8 @@ mod link;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
-pub use files::{FileReader, FileStat, WriteOptions};
+pub use files::{
+    DirEntry, DirPage, FileEvent, FileEventKind, FileEvents, FileKind, FileReader, FileStat, PathStat, Removed,
+    TreeWritten, WriteOptions,
+};
 pub use handle::{MachineHandle, StopOutcome};
