@@ -127,6 +127,10 @@ pub struct Files {
     pub remove: bool,
     /// Watch directories.
     pub watch: bool,
+    /// Up- and download of trees as tar.
+    pub tree: bool,
+    /// URLs that read or write one file without a key.
+    pub signed_urls: bool,
 }
 
 /// What machines can reach.

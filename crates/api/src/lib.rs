@@ -18,7 +18,10 @@ pub mod template;
 pub use capabilities::Capabilities;
 pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
 pub use error::ErrorBody;
-pub use file::FileWritten;
+pub use file::{
+    ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
+    MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
+};
 pub use health::Health;
 pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
 pub use machine::{

@@ -4,6 +4,7 @@
 //! required except to this machine, redirects are refused, proxies of the environment are not used.
 
 mod address;
+mod directories;
 mod error;
 mod files;
 mod machines;
@@ -11,6 +12,7 @@ mod service;
 mod transport;
 
 pub use address::{DEFAULT_URL, is_loopback};
+pub use directories::Watch;
 pub use error::{ApiFailure, ClientError};
 pub use files::{Download, Upload, WriteOptions};
 pub use machines::{Created, ListFilter, MachineRef};

@@ -156,6 +156,11 @@ pub async fn run_with(
         tracing::info!(file = %admin_key::path(&state.config.data_dir).display(), "the first API key was made");
     }
 
+    let (stop, going_down) = (ending.stop.clone(), state.going_down.clone());
+    tokio::spawn(async move {
+        stop.cancelled().await;
+        going_down.cancel();
+    });
     let reconciler = tokio::spawn(reconcile::run(state.clone(), ending.stop.clone()));
     let app = verbs::router(state.clone());
     let (connections, grace) = (state.config.max_connections as usize, state.config.shutdown_grace);

@@ -10,12 +10,14 @@ use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
 use mainbrella_types::{Millis, TemplateName};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::Authenticator;
 use crate::config::ServerConfig;
 use crate::convert::Traits;
 use crate::directory::Directory;
 use crate::layers::HostRule;
+use crate::signed::UrlSigner;
 
 /// The parts of a running service. Clones share them.
 #[derive(Clone)]
@@ -41,6 +43,10 @@ pub struct Parts {
     pub creations: Arc<Semaphore>,
     /// Templates seen a moment ago.
     pub templates: SeenTemplates,
+    /// Makes and checks signed URLs.
+    pub signer: UrlSigner,
+    /// Cancelled when the service is asked to end: streams that would go on for ever end then.
+    pub going_down: CancellationToken,
     clock: Arc<dyn Clock>,
 }
 
@@ -75,6 +81,8 @@ impl AppState {
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
+            signer: UrlSigner::new(&config.data_dir),
+            going_down: CancellationToken::new(),
             config,
             engine,
             store,

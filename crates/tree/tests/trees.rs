@@ -41,8 +41,11 @@ fn unpack(archive: &[u8], root: &Path, piece: usize) -> Result<Unpacked, mainbre
     unpacker.finish()
 }
 
-/// Everything below a directory: kind and mode, time, content or target, and which names are one file.
-fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, (u32, i64, Vec<u8>, Option<Vec<u8>>)> {
+/// Kind and mode, time, content or target, and the first name of a file that has several.
+type Seen = (u32, i64, Vec<u8>, Option<Vec<u8>>);
+
+/// Everything below a directory.
+fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
     let mut all = BTreeMap::new();
     let mut first: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut walk = Walk::new(open(root)).unwrap();
@@ -305,7 +308,7 @@ fn trap() -> (tempfile::TempDir, std::path::PathBuf) {
     (outer, root)
 }
 
-fn outside(outer: &Path) -> Vec<(Vec<u8>, (u32, i64, Vec<u8>, Option<Vec<u8>>))> {
+fn outside(outer: &Path) -> Vec<(Vec<u8>, Seen)> {
     snapshot(outer).into_iter().filter(|(path, _)| path != b"root" && !path.starts_with(b"root/")).collect()
 }
 

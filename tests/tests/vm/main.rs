@@ -4,6 +4,7 @@ mod abuse;
 mod cli;
 mod commands;
 mod create;
+mod directories;
 mod disks;
 mod faults;
 mod files;
@@ -12,6 +13,7 @@ mod jail;
 mod leases;
 mod restart;
 mod start;
+mod trees;
 
 use mainbrella_client::ClientError;
 use mainbrella_types::ErrorCode;

@@ -30,9 +30,11 @@ pub(crate) async fn list(request: pb::ListDirRequest) -> Result<Vec<pb::ListDirP
     .await
 }
 
+type Name = Box<[u8]>;
+
 /// The `most` names that sort first, and whether there are others.
-fn first_names(dir: &OwnedFd, most: usize) -> Result<(Vec<Box<[u8]>>, bool), ConnectError> {
-    let mut names: Vec<Box<[u8]>> = Vec::new();
+fn first_names(dir: &OwnedFd, most: usize) -> Result<(Vec<Name>, bool), ConnectError> {
+    let mut names: Vec<Name> = Vec::new();
     let mut more = false;
     for entry in Dir::read_from(dir).map_err(failed("list"))? {
         let entry = entry.map_err(failed("list"))?;
@@ -52,11 +54,7 @@ fn first_names(dir: &OwnedFd, most: usize) -> Result<(Vec<Box<[u8]>>, bool), Con
     Ok((names, more))
 }
 
-fn pages(
-    dir: &OwnedFd,
-    names: impl Iterator<Item = Box<[u8]>>,
-    more: bool,
-) -> Result<Vec<pb::ListDirPage>, ConnectError> {
+fn pages(dir: &OwnedFd, names: impl Iterator<Item = Name>, more: bool) -> Result<Vec<pb::ListDirPage>, ConnectError> {
     let mut pages = Vec::new();
     let mut page = pb::ListDirPage::default();
     let mut bytes = 0;

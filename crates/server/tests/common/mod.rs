@@ -209,8 +209,13 @@ pub async fn send(address: SocketAddr, request: Request<Bytes>) -> Reply {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     let driving = tokio::spawn(connection);
     let response = sender.send_request(request.map(Full::new)).await.unwrap();
-    let (parts, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
+    let (parts, mut body) = response.into_parts();
+    // A stream of events has no end: its first frame will do.
+    let endless = parts.headers.get("content-type").is_some_and(|t| t == "text/event-stream");
+    let body = match endless {
+        true => body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        false => body.collect().await.unwrap().to_bytes(),
+    };
     driving.abort();
     Reply { status: parts.status, headers: parts.headers, body }
 }
