@@ -31,6 +31,8 @@ pub use write::WriteOptions;
 
 /// Longest pause between two steps of a transfer, and longest time of one small operation.
 pub(crate) const FILE_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a caller may take nothing of what it reads: shorter than others wait for a place.
+const READER_DEADLINE: Duration = Duration::from_secs(25);
 /// Chunks on their way between the two sides of one transfer.
 const CHUNKS_IN_FLIGHT: usize = 4;
 
@@ -122,6 +124,9 @@ fn file_failed(error: connectrpc::ConnectError) -> EngineError {
             "the move to another file system took longer than 25 seconds and was undone",
         ),
         (libc::ENOENT, _) => failed(ErrorCode::FileNotFound, "no such file or directory in the machine"),
+        (libc::EEXIST | libc::ENOTDIR, "parents") => {
+            failed(ErrorCode::FileError, "a part of the path above it is no directory in the machine")
+        }
         (libc::EEXIST, _) => failed(ErrorCode::FileExists, "there is a file of this name in the machine already"),
         (libc::ENOSPC | libc::EDQUOT, _) => {
             failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written")

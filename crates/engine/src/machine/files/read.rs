@@ -35,12 +35,14 @@ pub(crate) async fn read(
     let client = link.client().await?;
     let request =
         pb::ReadFileRequest { path: path.to_vec(), offset, length: length.unwrap_or(0), ..Default::default() };
+    // What can be opened and not read is refused like what cannot be opened: before anybody is told of a file.
     let opened = timeout(FILE_DEADLINE, async {
         let mut stream = client.streams().read_file(request).await.map_err(file_failed)?;
         let first = stream.message::<pb::FileChunk>().await.map_err(file_failed)?;
-        Ok::<_, EngineError>((stream, first))
+        let second = stream.message::<pb::FileChunk>().await.map_err(file_failed)?;
+        Ok::<_, EngineError>((stream, first, second))
     });
-    let (stream, first) = opened.await.map_err(|_| too_slow())??;
+    let (stream, first, second) = opened.await.map_err(|_| too_slow())??;
     let Some(first) = first else { return Err(silent("a file without its first chunk")) };
     let view = first.view();
     if !view.stat.is_set() {
@@ -53,8 +55,11 @@ pub(crate) async fn read(
         gid: view.stat.gid,
         mtime_s: view.stat.mtime_s,
     };
-    let head = Bytes::copy_from_slice(view.data);
-    let rest = futures::stream::unfold(Some(stream), |state| async move {
+    let second = second.map(|chunk| Bytes::copy_from_slice(chunk.view().data));
+    let ended = second.is_none();
+    let head = [Some(Bytes::copy_from_slice(view.data)), second].into_iter().flatten().filter(|d| !d.is_empty());
+    let head: Vec<_> = head.map(Ok).collect();
+    let rest = futures::stream::unfold((!ended).then_some(stream), |state| async move {
         let mut stream = state?;
         match timeout(FILE_DEADLINE, stream.message::<pb::FileChunk>()).await {
             Ok(Ok(Some(chunk))) => Some((Ok(Bytes::copy_from_slice(chunk.view().data)), Some(stream))),
@@ -63,6 +68,5 @@ pub(crate) async fn read(
             Err(_) => Some((Err(too_slow()), None)),
         }
     });
-    let head = futures::stream::iter((!head.is_empty()).then_some(Ok(head)));
-    Ok(FileReader { stat, chunks: relay(hold, head.chain(rest)) })
+    Ok(FileReader { stat, chunks: relay(hold, futures::stream::iter(head).chain(rest)) })
 }

@@ -10,7 +10,7 @@ use mainbrella_types::ErrorCode;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{CHUNKS_IN_FLIGHT, FILE_DEADLINE, Hold};
+use super::{CHUNKS_IN_FLIGHT, Hold, READER_DEADLINE};
 use crate::error::EngineError;
 
 /// Gives what `content` gives, read by a task of its own. A caller who takes nothing for as long as the deadline loses
@@ -32,7 +32,7 @@ pub(super) fn relay(
             };
             let Some(next) = next else { break };
             let failed = next.is_err();
-            match timeout(FILE_DEADLINE, pieces.send(next)).await {
+            match timeout(READER_DEADLINE, pieces.send(next)).await {
                 Ok(Ok(())) if failed => break,
                 Ok(Ok(())) => {}
                 _ => return,
@@ -48,7 +48,7 @@ pub(super) fn relay(
                 Some(piece) => Some((piece, Some(taken))),
                 None if whole.load(Ordering::Acquire) => None,
                 None => {
-                    let message = "the content was not taken for 30 seconds";
+                    let message = "nobody took the content for 25 seconds";
                     Some((Err(EngineError::new(ErrorCode::DeadlineExceeded, message)), None))
                 }
             }

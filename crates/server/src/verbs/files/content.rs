@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::response::Response;
-use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use futures::{Stream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use mainbrella_api::headers::{FILE_MODE, FILE_MTIME, FILE_SIZE};
 use mainbrella_engine::{EngineError, FileReader};
@@ -33,33 +33,34 @@ pub(crate) fn range(query: &mut Query) -> ApiResult<(u64, Option<u64>)> {
     Ok((offset, length))
 }
 
-/// A body that ends when its key is revoked, and breaks off where the machine did.
+/// A body that breaks off where the machine did, and when its key is revoked.
 pub(crate) fn stream(chunks: BoxStream<'static, Result<Bytes, EngineError>>, permit: Permit) -> Body {
-    let revoked = async move {
-        permit.revoked().await;
-        Some(Err(io::Error::other("the key was revoked")))
-    };
+    let revoked = async move { permit.revoked().await };
     let span = tracing::Span::current();
-    let chunks = chunks.map(move |chunk| {
+    Body::from_stream(cut_off(chunks, revoked).map(move |chunk| {
         chunk.map_err(|e| {
             let internal = e.internal().unwrap_or_default();
             tracing::warn!(parent: &span, code = e.code().as_str(), internal, "a file transfer broke off");
             io::Error::other(e.message().to_owned())
         })
-    });
-    let state = (chunks, Box::pin(revoked), false);
-    Body::from_stream(futures::stream::unfold(state, |(mut chunks, mut revoked, over)| async move {
-        if over {
-            return None;
-        }
-        let next = tokio::select! {
-            biased;
-            end = &mut revoked => end,
-            next = chunks.next() => next,
-        }?;
-        let over = next.is_err();
-        Some((next, (chunks, revoked, over)))
     }))
+}
+
+/// The chunks, until `revoked` is: then an error, because what is cut off must not look whole.
+fn cut_off(
+    chunks: BoxStream<'static, Result<Bytes, EngineError>>,
+    revoked: impl Future<Output = ()> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, EngineError>> + Send {
+    futures::stream::unfold(Some((chunks, Box::pin(revoked))), |state| async move {
+        let (mut chunks, mut revoked) = state?;
+        tokio::select! {
+            biased;
+            () = &mut revoked => {
+                Some((Err(EngineError::new(ErrorCode::Unauthenticated, "the API key was revoked")), None))
+            }
+            chunk = chunks.next() => chunk.map(|chunk| (chunk, Some((chunks, revoked)))),
+        }
+    })
 }
 
 /// A file as a reply.
@@ -190,5 +191,19 @@ mod tests {
         assert!(got.len() == 2 && got[0].is_ok() && got[1].is_err());
         assert_eq!(broken.fault().map(|e| e.code()), Some(ErrorCode::InvalidRequest));
         broken.drain().await;
+    }
+
+    #[tokio::test]
+    async fn what_is_cut_off_does_not_look_whole() {
+        let (revoke, revoked) = tokio::sync::oneshot::channel::<()>();
+        let endless = futures::stream::repeat_with(|| Ok(Bytes::from_static(b"x"))).boxed();
+        let mut chunks = Box::pin(cut_off(endless, async move { drop(revoked.await) }));
+        assert!(chunks.next().await.expect("more").is_ok());
+        revoke.send(()).expect("heard");
+        let error = chunks.next().await.expect("an error").expect_err("not whole");
+        assert_eq!(error.code(), ErrorCode::Unauthenticated);
+        assert!(chunks.next().await.is_none());
+        let two = futures::stream::iter([Ok(Bytes::new()), Ok(Bytes::new())]).boxed();
+        assert_eq!(cut_off(two, std::future::pending()).count().await, 2);
     }
 }
