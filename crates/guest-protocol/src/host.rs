@@ -20,9 +20,8 @@ use crate::link::{LinkError, attach_host};
 use crate::proto::mainbrella::guest::v1 as pb;
 
 /// Methods that stream, in either direction.
-const STREAMING: &[&str] = &[
-    "RunJob", "FollowJob", "ReadFile", "WriteFile", "ListDir", "PackTree", "UnpackTree", "WatchTree",
-];
+const STREAMING: &[&str] =
+    &["RunJob", "FollowJob", "ReadFile", "WriteFile", "ListDir", "PackTree", "UnpackTree", "WatchTree"];
 
 /// How a host attaches.
 #[derive(Debug, Clone)]

@@ -18,7 +18,6 @@ from mainbrella import (
     GuestFileExistsError,
     GuestFileNotFoundError,
     InvalidResponseError,
-    Mainbrella,
     MainbrellaError,
     Omitted,
     PayloadTooLargeError,
@@ -27,6 +26,7 @@ from mainbrella import (
 )
 from mainbrella.models import decode_around_gap
 
+from .both import both, make_client
 from .scripted import CREATED_AT, Handler, Request, Server, machine, result
 
 KEY = "mb_0123abcd_" + "s" * 43
@@ -41,7 +41,7 @@ class Session:
 
     def __init__(self, *handlers: Handler, timeout: float = 60.0, read_body: bool = True) -> None:
         self.server = Server([ok, *handlers], read_body=read_body)
-        self.client = Mainbrella(KEY, base_url=self.server.url, timeout=timeout)
+        self.client = make_client(KEY, base_url=self.server.url, timeout=timeout)
 
     def __enter__(self) -> tuple[Sandbox, Server]:
         self.sandbox = self.client.connect("m-1", CREATED_AT)
@@ -52,6 +52,7 @@ class Session:
         self.server.__exit__()
 
 
+@both
 class Running(unittest.TestCase):
     def test_everything_given_is_sent_and_everything_said_is_returned(self) -> None:
         def run(r: Request) -> None:
@@ -140,7 +141,7 @@ class Running(unittest.TestCase):
             r.cut()
 
         server = Server([closing, lambda r: r.reply(200, result())])
-        with server, Mainbrella(KEY, base_url=server.url) as client:
+        with server, make_client(KEY, base_url=server.url) as client:
             sandbox = client.connect("m-1", CREATED_AT)
             time.sleep(0.1)
             self.assertEqual(sandbox.commands.run("true").stdout, "hi\n")
@@ -191,6 +192,7 @@ class Running(unittest.TestCase):
             self.assertEqual(wrong, [])
 
 
+@both
 class Transfers(unittest.TestCase):
     def test_odd_names_and_bytes_arrive_as_they_are(self) -> None:
         names = ['/t/re"port', "/t/a\nb", "/t/x\\", "/t/é", "/t/" + "n" * 255, "/t/a b&c=d?e#f%41+", "/t/-rf", "/"]

@@ -2,16 +2,19 @@
 
 mod abuse;
 mod cli;
+mod clock;
 mod commands;
 mod create;
 mod directories;
 mod disks;
 mod faults;
 mod files;
+mod front_door;
 mod identity;
 mod jail;
 mod leases;
 mod restart;
+mod sizes;
 mod start;
 mod trees;
 

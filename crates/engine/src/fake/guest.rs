@@ -4,7 +4,7 @@
 //! output), `cat` (input to output), `printenv NAME`, `hang` (until its time-out). Anything else cannot be executed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub struct GuestFaults {
     pub configure: AtomicBool,
     /// `Configure` never answers.
     pub mute: AtomicBool,
+    /// So many of the next `Hello`s are never answered.
+    pub lost_hellos: AtomicU32,
     /// Output is sent twice, as a hostile guest might.
     pub repeat_output: AtomicBool,
     /// Every write meets a full disk.
@@ -219,6 +221,10 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         _: ServiceRequest<'_, pb::HelloRequest>,
     ) -> ServiceResult<impl Encodable<pb::HelloResponse> + Send + use<>> {
+        let fewer = |left: u32| left.checked_sub(1);
+        if self.faults.lost_hellos.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok() {
+            std::future::pending::<()>().await;
+        }
         let inside = self.lock();
         Response::ok(pb::HelloResponse {
             protocol_version: PROTOCOL_VERSION,

@@ -115,7 +115,8 @@ impl Actor {
         };
         self.shared.gate.close();
         if matches!(finish, Finish::Over) {
-            info!(machine = %self.record.generation, state = %self.record.state, "machine is over");
+            let reason = self.record.ending.as_ref().map_or("", |e| e.message.as_str());
+            info!(machine = %self.record.generation, state = %self.record.state, reason, "machine is over");
         }
         for reply in std::mem::take(&mut self.stop_replies) {
             let _ = reply.send(Ok(StopOutcome::Stopped(self.record.clone())));

@@ -6,15 +6,20 @@ sentence with a hint for people. A non-zero exit code of a command is a normal r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models import CommandResult
 
 __all__ = [
     "AuthenticationError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
+    "CommandFailedError",
     "CommandNotStartedError",
     "ConfigurationError",
     "ConflictError",
+    "ContextDeadError",
     "CreateFailedError",
     "FileOperationError",
     "GenerationMismatchError",
@@ -22,11 +27,18 @@ __all__ = [
     "GuestFileNotFoundError",
     "GuestUnavailableError",
     "IdempotencyConflictError",
+    "InputClosedError",
+    "InputFullError",
+    "InputLimitError",
     "InvalidRequestError",
     "InvalidResponseError",
+    "JobInputError",
+    "JobStateError",
+    "JobStillRunningError",
     "MachineNotRunningError",
     "MainbrellaError",
     "NotFoundError",
+    "PartlyRemovedError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
     "RateLimitedError",
@@ -35,6 +47,7 @@ __all__ = [
     "SlotInUseError",
     "TransportError",
     "UnavailableError",
+    "UnsafeArchiveError",
     "UnsupportedError",
 ]
 
@@ -152,12 +165,68 @@ class GuestFileExistsError(FileOperationError):
     """There is something at the path inside the machine where a new file was asked for."""
 
 
+class PartlyRemovedError(FileOperationError):
+    """A tree was removed only in part. Inspect what is left before trying again.
+
+    Attributes:
+        removed: entries that are gone.
+        remaining: paths that are left, at most the first hundred.
+        remaining_count: how many are left in all.
+    """
+
+    default_code = "partly_removed"
+    removed: int = 0
+    remaining: tuple[str, ...] = ()
+    remaining_count: int = 0
+
+
+class UnsafeArchiveError(FileOperationError):
+    """A downloaded tree names a place outside the folder it was to be unpacked into."""
+
+    default_code = "unsafe_archive"
+
+
+class CommandFailedError(MainbrellaError):
+    """A command that was run with ``check=True`` did not exit with code 0.
+
+    Attributes:
+        result: how it ended and what it said; ``None`` only on an error that was made by hand.
+    """
+
+    default_code = "command_failed"
+    result: CommandResult | None = None
+
+
+class ContextDeadError(ConflictError):
+    """The kernel of a code context has ended, and its state with it. ``restart()`` begins a fresh one."""
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
 
 class PayloadTooLargeError(MainbrellaError):
     """More was sent than the limit allows."""
+
+
+class JobInputError(MainbrellaError):
+    """The input of a job did not take a write, nor any part of it."""
+
+
+class InputClosedError(JobInputError, ConflictError):
+    """The job has no input, its end was sent, or the job has closed it."""
+
+
+class InputFullError(JobInputError, ConflictError):
+    """Too much input waits for the job to read it; write again when it has read more."""
+
+
+class InputLimitError(JobInputError, PayloadTooLargeError):
+    """The job was given as much input as one may be; larger input goes into the machine as a file."""
+
+
+class JobStateError(ConflictError):
+    """The job has ended, or has not ended, and so cannot do this."""
 
 
 class RateLimitedError(MainbrellaError):
@@ -207,6 +276,19 @@ class CallerStoppedWaitingError(TransportError):
     default_code = "caller_stopped_waiting"
 
 
+class JobStillRunningError(CallerStoppedWaitingError):
+    """``job.wait(timeout=…)`` ended before the job did. The job goes on: wait again, or ``job.cancel()``.
+
+    What it has said so far is there: ``job.output()`` or ``job.events()``.
+
+    Attributes:
+        job_id: names the job; ``sandbox.commands.attach(error.job_id)``.
+    """
+
+    default_code = "job_still_running"
+    job_id: str | None = None
+
+
 class CleanupUncertainError(MainbrellaError):
     """The machine was asked to stop, but its removal could not be confirmed. Stopping again is safe."""
 
@@ -229,6 +311,12 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "file_exists": GuestFileExistsError,
     "guest_disk_full": FileOperationError,
     "command_not_started": CommandNotStartedError,
+    "stdin_closed": InputClosedError,
+    "stdin_full": InputFullError,
+    "stdin_limit": InputLimitError,
+    "job_running": JobStateError,
+    "job_ended": JobStateError,
+    "context_dead": ContextDeadError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,
@@ -252,7 +340,7 @@ _STATUSES: dict[int, type[MainbrellaError]] = {
 }
 
 # Codes after which nothing was done, and codes after which only the service knows.
-_SAFE = frozenset({"rate_limited", "overloaded", "shutting_down", "in_progress"})
+_SAFE = frozenset({"rate_limited", "overloaded", "shutting_down", "in_progress", "stdin_full"})
 _UNKNOWN_OUTCOME = frozenset({"internal", "deadline_exceeded", "guest_unavailable"})
 
 

@@ -1,39 +1,39 @@
-"""The way in: ``Mainbrella(api_key)``."""
+"""The way in: ``AsyncMainbrella(api_key)``."""
 
 from __future__ import annotations
 
 import os
 import ssl
-import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from ._address import DEFAULT_BASE_URL, parse_base_url
-from ._transport import Exchange, Transport
-from .errors import ConfigurationError, InvalidResponseError, MachineNotRunningError, MainbrellaError, UnsupportedError
-from .models import Fields, MachineInfo, drop_none, parse_machine
-from .sandbox import Sandbox
+from .._address import DEFAULT_BASE_URL, parse_base_url
+from .._wire import check_key
+from ..errors import (
+    ConfigurationError,
+    InvalidResponseError,
+    MachineNotRunningError,
+    MainbrellaError,
+    UnsupportedError,
+)
+from ..models import Fields, MachineInfo, drop_none, parse_machine
+from .sandbox import AsyncSandbox
+from .transport import AsyncTransport
 
-__all__ = ["Mainbrella"]
+__all__ = ["AsyncMainbrella"]
 
 _TIMEOUT_SECONDS = 60.0
 _CREATE_TIMEOUT_SECONDS = 600.0
-_CREATE_ATTEMPT_SECONDS = 180.0
-_CREATE_ATTEMPTS = 5
-_BACKOFF_SECONDS = 0.25
-_BACKOFF_MAX_SECONDS = 15.0
-_KEY_MAX = 255
 
 
-class Mainbrella:
-    """A client of one Mainbrella service. Safe to share between threads.
+class AsyncMainbrella:
+    """A client of one Mainbrella service. Safe to share between threads, or between the tasks of an event loop.
 
     Args:
-        api_key: ``mb_…``. Keep it in the environment or a secret manager.
+        api_key: ``mb_…``; default ``MAINBRELLA_API_KEY``. Keep it in the environment or a secret manager.
         base_url: the service; default ``MAINBRELLA_API_URL``, else http://127.0.0.1:8787. HTTPS is required unless it
             names this machine.
         timeout: seconds to wait for an answer. For a command this comes on top of its own ``timeout_ms``; for a file
@@ -43,33 +43,39 @@ class Mainbrella:
 
     def __init__(
         self,
-        api_key: str,
+        api_key: str | None = None,
         *,
         base_url: str | None = None,
         timeout: float = _TIMEOUT_SECONDS,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
+        if api_key is None:
+            api_key = os.environ.get("MAINBRELLA_API_KEY", "")
         if not api_key or not api_key.isascii() or any(c <= " " or c > "~" for c in api_key):
             raise ConfigurationError(
                 "api_key must be a key such as mb_…, without spaces or line breaks.",
-                hint="`mainbrella key create` makes one; read it from the environment or a secret manager.",
+                hint="`mainbrella key create` makes one; give it, or set MAINBRELLA_API_KEY.",
             )
         if not timeout > 0:
             raise ConfigurationError("timeout must be a positive number of seconds.")
         address = parse_base_url(base_url or os.environ.get("MAINBRELLA_API_URL") or DEFAULT_BASE_URL)
-        self._transport = Transport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
+        self._transport = AsyncTransport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
 
     @property
     def base_url(self) -> str:
         """Where the service is."""
         return str(self._transport.address)
 
-    def capabilities(self) -> dict[str, Any]:
+    async def capabilities(self) -> dict[str, Any]:
         """What the service on this host can really do, e.g. ``["networking"]["internetControl"]``."""
-        data, _ = self._transport.call("GET", "/v1/capabilities")
-        return data
+        return await self._transport.call("GET", "/v1/capabilities")
 
-    def create(
+    async def templates(self) -> list[dict[str, Any]]:
+        """The templates of this host, as the service describes them; ``["name"]`` is what ``create`` takes."""
+        data = await self._transport.call("GET", "/v1/templates")
+        return [Fields(entry, "template").all() for entry in Fields(data, "list").objects("templates")]
+
+    async def create(
         self,
         catalog_id: str = "python",
         *,
@@ -83,8 +89,8 @@ class Mainbrella:
         persistent: bool = False,
         idempotency_key: str | None = None,
         timeout: float = _CREATE_TIMEOUT_SECONDS,
-    ) -> Sandbox:
-        """Creates a machine and waits until it answers. Use it in a ``with`` statement to have it stopped at the end.
+    ) -> AsyncSandbox:
+        """Creates a machine and waits until it answers. Use it in a ``with`` block to have it stopped at the end.
 
         All attempts of one call carry one idempotency key, so at most one machine is made, whatever the network does.
         An error whose ``ambiguous`` is true leaves open whether there is one: call again with the same arguments and
@@ -103,11 +109,9 @@ class Mainbrella:
             idempotency_key: generated when not given.
             timeout: seconds for all attempts together.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        if not 1 <= len(key) <= _KEY_MAX or any(c < "!" or c > "~" for c in key):
-            raise ConfigurationError("idempotency_key must be 1 to 255 visible ASCII characters.")
+        key = check_key(idempotency_key)
         if internet is not None:
-            self._check_internet(internet)
+            await self._check_internet(internet)
         body = drop_none(
             {
                 "catalogId": catalog_id,
@@ -121,11 +125,11 @@ class Mainbrella:
                 "env": dict(env) if env else None,
             }
         )
-        info = self._create(body, key, timeout)
-        sandbox = Sandbox(self._transport, info, owned=True)
+        info = await self._transport.keyed("/v1/machines", body, parse_machine, key=key, timeout=timeout)
+        sandbox = AsyncSandbox(self._transport, info, owned=True)
         if internet is not None and info.internet is not internet:
             with suppress(MainbrellaError):
-                sandbox.kill()
+                await sandbox.kill()
             raise UnsupportedError(
                 f"The service did not confirm internet={internet}; the machine was stopped.",
                 code="unsupported",
@@ -134,13 +138,15 @@ class Mainbrella:
             )
         return sandbox
 
-    def create_or_reconcile(self, catalog_id: str = "python", *, idempotency_key: str, **spec: Any) -> Sandbox:
+    async def create_or_reconcile(
+        self, catalog_id: str = "python", *, idempotency_key: str, **spec: Any
+    ) -> AsyncSandbox:
         """``create`` under a key the caller has kept: the same key and arguments always give the same machine."""
-        return self.create(catalog_id, idempotency_key=idempotency_key, **spec)
+        return await self.create(catalog_id, idempotency_key=idempotency_key, **spec)
 
-    def connect(self, id: str, created_at: str) -> Sandbox:
+    async def connect(self, id: str, created_at: str) -> AsyncSandbox:
         """Attaches to a running generation. Never makes a machine, and never stops this one by itself."""
-        sandbox = self.get(id, created_at)
+        sandbox = await self.get(id, created_at)
         if sandbox.state != "running":
             reason = sandbox.info.reason
             raise MachineNotRunningError(
@@ -150,18 +156,18 @@ class Mainbrella:
             )
         return sandbox
 
-    def get(self, id: str, created_at: str | None = None) -> Sandbox:
+    async def get(self, id: str, created_at: str | None = None) -> AsyncSandbox:
         """A machine in whatever state it is. Without ``created_at``: the newest generation in the slot."""
         query = None if created_at is None else {"createdAt": created_at}
-        data, _ = self._transport.call("GET", f"/v1/machines/{quote(_slot(id), safe='')}", query=query)
+        data = await self._transport.call("GET", f"/v1/machines/{quote(_slot(id), safe='')}", query=query)
         info = parse_machine(data)
         if info.id != id:
             raise InvalidResponseError("The service answered about another machine.")
-        return Sandbox(self._transport, info, owned=False)
+        return AsyncSandbox(self._transport, info, owned=False)
 
-    def list(
+    async def list(
         self, *, state: str | None = None, metadata: Mapping[str, str] | None = None, page_size: int | None = None
-    ) -> Iterator[Sandbox]:
+    ) -> AsyncIterator[AsyncSandbox]:
         """Machines, newest first, fetched page by page as they are used.
 
         Args:
@@ -176,11 +182,11 @@ class Mainbrella:
             query["limit"] = str(page_size)
         seen: set[str] = set()
         while True:
-            data, _ = self._transport.call("GET", "/v1/machines", query=query, limit=16 * 1024 * 1024)
+            data = await self._transport.call("GET", "/v1/machines", query=query, limit=16 * 1024 * 1024)
             page = Fields(data, "list")
             infos: list[MachineInfo] = [parse_machine(entry) for entry in page.objects("machines")]
             for info in infos:
-                yield Sandbox(self._transport, info, owned=False)
+                yield AsyncSandbox(self._transport, info, owned=False)
             cursor = page.text_or_none("nextCursor")
             if cursor is None:
                 return
@@ -189,26 +195,26 @@ class Mainbrella:
             seen.add(cursor)
             query["cursor"] = cursor
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes kept connections. Machines are not touched."""
         self._transport.close()
 
-    def __enter__(self) -> Mainbrella:
+    async def __aenter__(self) -> AsyncMainbrella:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.close()
 
     def __repr__(self) -> str:
-        return f"Mainbrella(base_url={self.base_url!r})"
+        return f"AsyncMainbrella(base_url={self.base_url!r})"
 
     def __reduce__(self) -> Any:
         raise TypeError("A Mainbrella client holds an API key and open connections and cannot be pickled.")
 
-    def _check_internet(self, wanted: bool) -> None:
-        networking = Fields(self.capabilities(), "capabilities").object("networking")
+    async def _check_internet(self, wanted: bool) -> None:
+        networking = Fields(await self.capabilities(), "capabilities").object("networking")
         if not networking.flag("internet" if wanted else "internetControl"):
             raise UnsupportedError(
                 "This host cannot give machines a way to the internet."
@@ -217,43 +223,6 @@ class Mainbrella:
                 code="unsupported",
                 hint="See client.capabilities()['networking'].",
             )
-
-    def _create(self, body: dict[str, Any], key: str, timeout: float) -> MachineInfo:
-        end = time.monotonic() + timeout
-        attempt = 0
-        uncertain = False
-        while True:
-            attempt += 1
-            left = end - time.monotonic()
-            try:
-                data, exchange = self._transport.call(
-                    "POST",
-                    "/v1/machines",
-                    json_body=body,
-                    idempotency_key=key,
-                    wait=max(0.001, min(left, _CREATE_ATTEMPT_SECONDS)),
-                )
-                return _created(data, exchange)
-            except MainbrellaError as error:
-                error.idempotency_key = key
-                # Once one attempt's fate is unknown, a later plain failure does not settle it.
-                uncertain = uncertain or error.ambiguous
-                pause = error.retry_after if error.retry_after is not None else _BACKOFF_SECONDS * 2 ** (attempt - 1)
-                again = error.retryable or error.ambiguous
-                late = time.monotonic() + pause >= end
-                if not again or late or attempt >= _CREATE_ATTEMPTS or pause > _BACKOFF_MAX_SECONDS:
-                    error.ambiguous = error.ambiguous or (uncertain and again)
-                    raise
-            time.sleep(pause)
-
-
-def _created(data: dict[str, Any], exchange: Exchange) -> MachineInfo:
-    try:
-        return parse_machine(data)
-    except InvalidResponseError as error:
-        error.request_id = exchange.request_id
-        error.status = exchange.status
-        raise
 
 
 def _slot(id: str) -> str:
