@@ -270,3 +270,9 @@ fn processor_ticks(pid: i32) -> Option<u64> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
+
+/// The same in seconds.
+pub fn processor_seconds(pid: i32) -> Result<f64, Fault> {
+    let ticks = processor_ticks(pid).ok_or("a process is gone")?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
