@@ -255,6 +255,32 @@ limits! {
     output_limit_max_bytes = OUTPUT_LIMIT_MAX;
     /// Standard input sent along with a blocking command.
     stdin_inline_max_bytes = STDIN_INLINE_MAX;
+    /// Default time-out of a managed job.
+    job_timeout_default_ms = JOB_TIMEOUT_DEFAULT_MS;
+    /// Output kept of each of a job's stdout and stderr.
+    job_log_max_bytes = JOB_LOG_MAX_BYTES;
+    /// Output kept of all jobs of one machine.
+    job_logs_total_max_bytes = JOB_LOGS_TOTAL_MAX_BYTES;
+    /// Finished jobs kept for one machine.
+    jobs_retained_max = JOBS_RETAINED_MAX;
+    /// How long the idempotency key of a job's start is kept.
+    job_idempotency_retention_ms = JOB_IDEMPOTENCY_RETENTION_MS;
+    /// Longest wait of one call for a job.
+    job_wait_max_ms = JOB_WAIT_MAX_MS;
+    /// Longest grace of a cancel.
+    job_grace_max_ms = JOB_GRACE_MAX_MS;
+    /// Default grace of a cancel.
+    job_grace_default_ms = JOB_GRACE_DEFAULT_MS;
+    /// Input of one write to a job.
+    job_stdin_write_max_bytes = JOB_STDIN_WRITE_MAX;
+    /// Input accepted for one job in all.
+    job_stdin_total_max_bytes = JOB_STDIN_TOTAL_MAX;
+    /// Input of a job that it has not read yet.
+    job_stdin_pending_max_bytes = JOB_STDIN_PENDING_MAX;
+    /// Most columns or rows of a terminal.
+    terminal_side_max = TERMINAL_SIDE_MAX;
+    /// Most events of one page.
+    events_limit_max = EVENTS_LIMIT_MAX;
     /// Longest path in a machine.
     path_max_bytes = PATH_MAX;
     /// Longest name in a path.

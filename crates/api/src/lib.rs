@@ -10,8 +10,10 @@ pub mod error;
 pub mod file;
 pub mod headers;
 pub mod health;
+pub mod job;
 pub mod key;
 pub mod machine;
+pub mod process;
 mod schema;
 pub mod template;
 
@@ -23,11 +25,16 @@ pub use file::{
     MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
 };
 pub use health::Health;
+pub use job::{
+    CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,
+    SignalName, StartJob, StdinAccepted, StreamName, TerminalSize,
+};
 pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
 pub use machine::{
     CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
     StopResult,
 };
+pub use process::{Process, ProcessList};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

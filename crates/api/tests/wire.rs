@@ -92,6 +92,8 @@ fn a_result_keeps_null_fields_visible() {
         stdout_omitted: None,
         stderr_omitted: None,
         duration_ms: 7,
+        job_id: "j".into(),
+        still_running: false,
     };
     let v = serde_json::to_value(r).expect("JSON");
     assert_eq!(

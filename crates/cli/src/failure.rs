@@ -107,7 +107,7 @@ impl Failure {
 
 fn exit_of(code: ErrorCode) -> Exit {
     match code {
-        ErrorCode::InvalidRequest | ErrorCode::PayloadTooLarge => Exit::Usage,
+        ErrorCode::InvalidRequest | ErrorCode::PayloadTooLarge | ErrorCode::StdinLimit => Exit::Usage,
         ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Auth,
         ErrorCode::NotFound | ErrorCode::FileNotFound | ErrorCode::TemplateNotFound => Exit::NotFound,
         ErrorCode::GenerationMismatch
@@ -115,7 +115,11 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::SlotInUse
         | ErrorCode::FileExists
         | ErrorCode::IdempotencyConflict
-        | ErrorCode::InProgress => Exit::Conflict,
+        | ErrorCode::InProgress
+        | ErrorCode::StdinClosed
+        | ErrorCode::StdinFull
+        | ErrorCode::JobRunning
+        | ErrorCode::JobEnded => Exit::Conflict,
         ErrorCode::Unsupported => Exit::Unsupported,
         ErrorCode::RateLimited
         | ErrorCode::Overloaded

@@ -11,6 +11,7 @@ pub mod error;
 pub mod fake;
 pub mod image;
 pub mod jail;
+mod jobs;
 pub mod journal;
 pub mod machine;
 pub mod microvm;

@@ -69,6 +69,12 @@ pub const UNSENT_MAX: usize = 1024 * 1024;
 /// Output kept after it was handed to a follower, bytes: more than a broken link can lose, so that
 /// `FollowJob` from the last sequence that arrived finds everything.
 pub const RETAINED_MAX: usize = 1024 * 1024;
+/// Most processes in one list.
+pub const PROCESSES_MAX: usize = 4096;
+/// Most bytes of arguments shown of one process.
+pub const PROCESS_ARGV_MAX: usize = 1024;
+/// Most bytes of one list of processes.
+pub const PROCESSES_BYTES_MAX: usize = 384 * 1024;
 /// Largest `output_limit`, bytes.
 pub const OUTPUT_LIMIT_MAX: u64 = 16 * 1024 * 1024;
 /// Longest path, bytes.
@@ -96,6 +102,7 @@ pub const ENTROPY_MAX: usize = 512;
 
 // What a broken link can lose: the windows and buffers between agent and host.
 const _: () = assert!(STREAM_WINDOW as usize + SEND_BUFFER + 2 * CHUNK_BYTES_MAX < RETAINED_MAX);
+const _: () = assert!(PROCESSES_BYTES_MAX + PROCESS_ARGV_MAX + 1024 < RESPONSE_BYTES_MAX);
 const _: () = assert!(STDIN_INLINE_MAX + ENV_BYTES_MAX + ARGV_BYTES_MAX < REQUEST_BYTES_MAX);
 // The paths that a removal names, as long as paths can be, and a page that ends with the longest entry.
 const _: () = assert!(REMAINING_NAMED_MAX * (PATH_MAX + 8) < RESPONSE_BYTES_MAX);

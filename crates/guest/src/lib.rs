@@ -9,6 +9,7 @@ mod configure;
 mod files;
 mod jobs;
 pub mod port;
+mod processes;
 mod reaper;
 mod service;
 mod usage;

@@ -13,7 +13,7 @@ use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
 use crate::jobs::{Jobs, check_env, size_of};
-use crate::{Authority, Reaper, UserCgroup, configure, files, usage};
+use crate::{Authority, Reaper, UserCgroup, configure, files, processes, usage};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
 const FILE_OPERATIONS_MAX: usize = 64;
@@ -257,11 +257,14 @@ impl pb::Guest for Agent {
     ) -> ServiceResult<pb::WriteJobStdinResponse> {
         use crate::jobs::StdinError;
         let job = self.jobs.get(request.job_id)?;
-        let accepted = job.stdin.write(request.data, request.eof).await.map_err(|error| match error {
+        let written = job.stdin.write(request.data, request.eof, !request.no_wait).await;
+        let standing = written.map_err(|error| match error {
             StdinError::Closed => fault("stdin", rustix::io::Errno::PIPE.raw_os_error(), "input is closed"),
+            StdinError::Full => fault("stdin", rustix::io::Errno::AGAIN.raw_os_error(), "too much input is pending"),
             StdinError::TooLarge => ConnectError::invalid_argument("data: at most 256 KiB at once"),
         })?;
-        Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() })
+        let (accepted, pending) = (standing.accepted, standing.pending);
+        Response::ok(pb::WriteJobStdinResponse { accepted, pending, ..Default::default() })
     }
 
     async fn resize_job(
@@ -282,6 +285,34 @@ impl pb::Guest for Agent {
     ) -> ServiceResult<pb::ForgetJobResponse> {
         self.jobs.forget(request.job_id)?;
         Response::ok(pb::ForgetJobResponse::default())
+    }
+
+    async fn ack_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::AckJobRequest>,
+    ) -> ServiceResult<pb::AckJobResponse> {
+        let job = self.jobs.get(request.job_id)?;
+        job.with_log(|log| log.ack(request.sequence));
+        Response::ok(pb::AckJobResponse::default())
+    }
+
+    async fn list_processes(
+        &self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, pb::ListProcessesRequest>,
+    ) -> ServiceResult<pb::ListProcessesResponse> {
+        let jobs = self.jobs.sessions();
+        Response::ok(blocking(move || Ok(processes::list(std::path::Path::new("/proc"), &jobs))).await?)
+    }
+
+    async fn signal_process(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::SignalProcessRequest>,
+    ) -> ServiceResult<pb::SignalProcessResponse> {
+        processes::signal(request.pid, request.signal)?;
+        Response::ok(pb::SignalProcessResponse::default())
     }
 
     async fn read_file(

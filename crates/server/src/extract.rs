@@ -199,6 +199,20 @@ impl FromRequestParts<AppState> for SlotPath {
     }
 }
 
+/// The `{id}` and the second name of a path.
+pub struct TwoPath(pub MachineId, pub String);
+
+impl FromRequestParts<AppState> for TwoPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> ApiResult<Self> {
+        let missing = || ApiError::new(ErrorCode::NotFound, "There is no machine of this id.");
+        let Path((id, second)) =
+            Path::<(String, String)>::from_request_parts(parts, state).await.map_err(|_| missing())?;
+        Ok(Self(id.parse().map_err(|_| missing())?, second))
+    }
+}
+
 /// A JSON reply.
 ///
 /// # Errors

@@ -45,8 +45,8 @@ pub struct Parts {
     pub templates: SeenTemplates,
     /// Makes and checks signed URLs.
     pub signer: UrlSigner,
-    /// Cancelled when the service is asked to end: streams that would go on for ever end then.
-    pub going_down: CancellationToken,
+    /// Cancelled when the service begins to end: what would go on for ever ends then.
+    pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
 }
 
@@ -82,7 +82,7 @@ impl AppState {
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
             signer: UrlSigner::new(&config.data_dir),
-            going_down: CancellationToken::new(),
+            closing: CancellationToken::new(),
             config,
             engine,
             store,
@@ -102,6 +102,15 @@ impl Parts {
     /// What the driver gives every machine, as it is now: a trial of the accelerator may end after the start.
     pub(crate) fn traits(&self) -> Traits {
         Traits::of(&self.engine.report())
+    }
+
+    /// Lets long replies end when `stop` says so.
+    pub fn closes_with(&self, stop: &CancellationToken) {
+        let (stop, closing) = (stop.clone(), self.closing.clone());
+        tokio::spawn(async move {
+            stop.cancelled().await;
+            closing.cancel();
+        });
     }
 
     /// The time.

@@ -59,8 +59,37 @@ fn exceptions(kind: &str) -> Vec<String> {
 
 /// A request that a right caller would have accepted.
 fn request(s: &Service, o: &Operation, machine: &Machine, key_id: &str, authorization: Option<&str>) -> Request<Bytes> {
+    request_on(s, o, machine, &serde_json::Value::Null, key_id, authorization)
+}
+
+/// A job for `o` to act on, where it acts on one.
+async fn job_for(s: &Service, o: &Operation, machine: &Machine) -> Value {
+    if !o.path.contains("{jobId}") && !o.path.contains("{pid}") {
+        return Value::Null;
+    }
+    let ended = matches!(o.id.as_str(), "forgetJob" | "jobEvents");
+    let command = if ended { "true" } else { "cat" };
+    let job = s.job(machine, json!({"command": command, "pty": {"cols": 80, "rows": 24}})).await;
+    if ended {
+        s.get(&machine.path(&format!("/jobs/{}/wait", job["id"].as_str().unwrap()))).await;
+    }
+    job
+}
+
+/// As [`request`], on a job.
+fn request_on(
+    s: &Service,
+    o: &Operation,
+    machine: &Machine,
+    job: &Value,
+    key_id: &str,
+    authorization: Option<&str>,
+) -> Request<Bytes> {
     let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
     let mut uri = o.path.replace("{id}", id);
+    uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
+    uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
+    let wait = o.id == "waitForJob";
     if o.path.contains("{id}") && !o.path.starts_with("/v1/keys") {
         uri.push_str(&format!("?createdAt={}", machine.created_at));
     }
@@ -75,10 +104,16 @@ fn request(s: &Service, o: &Operation, machine: &Machine, key_id: &str, authoriz
             "&path=/tmp/f"
         });
     }
+    if wait {
+        uri.push_str("&timeoutMs=10");
+    }
     let body = match o.id.as_str() {
         "createMachine" => json!({"catalogId": "python"}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
+        "startJob" => json!({"command": "true"}).to_string(),
+        "signalJob" | "signalProcess" => json!({"signal": "TERM"}).to_string(),
+        "resizeJob" => json!({"cols": 100, "rows": 30}).to_string(),
         "createKey" => json!({"name": "n", "role": "user"}).to_string(),
         "makeDirectory" => json!({"path": "/tmp/d", "recursive": true}).to_string(),
         "moveFile" => json!({"source": "/tmp/f", "destination": "/tmp/g"}).to_string(),
@@ -155,7 +190,8 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     list.sort_by_key(|o| (turn(&o.id), o.id == "moveFile"));
     let machine = s.machine().await;
     for o in &list {
-        let reply = s.send(request(&s, o, &machine, other_key.id(), Some(&user))).await;
+        let job = job_for(&s, o, &machine).await;
+        let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;
         if reply.status == 403 {
             assert_eq!(reply.code(), "forbidden");
             forbidden.push(o.id.clone());

@@ -225,7 +225,7 @@ async fn a_watch_is_told_as_events_and_ends_with_its_reason() {
     post(&s, &n, "mkdir", json!({"path": "/w"})).await.ok();
     let mut four = Events::open(&s, &format!("{}&path=/w", n.path("/files/watch")), &admin).await;
     four.next().await.unwrap();
-    s.state.going_down.cancel();
+    s.state.closing.cancel();
     assert_eq!(four.next().await.unwrap()["code"], "shutting_down");
     assert!(four.next().await.is_none());
 }

@@ -306,7 +306,6 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         (&c["persistence"]["fork"], "/fork"),
         (&c["persistence"]["pauseResume"], "/pause"),
         (&c["previews"]["supported"], "/previews"),
-        (&c["execution"]["managedJobs"], "/commands"),
         (&c["observability"]["lifecycleEvents"], "/events"),
     ] {
         assert_eq!(flag, &json!(false), "{path}");
@@ -318,6 +317,7 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         "every verb of files is there: {}",
         c["files"]
     );
+    assert!(c["execution"].as_object().unwrap().values().all(|v| v == true), "{}", c["execution"]);
     let t = s.get("/v1/templates").await.ok();
     assert_eq!(t["templates"][1]["name"], "python");
     assert_eq!(t["templates"][1]["frozenSizes"], json!(["small"]));

@@ -94,6 +94,10 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
         "ChangeMode",
         "RemoveFile",
         "CreateFileUrl",
+        "StartJob",
+        "CancelJob",
+        "SendSignal",
+        "TerminalSize",
     ] {
         assert_eq!(d["components"]["schemas"][closed]["additionalProperties"], false, "{closed}");
     }

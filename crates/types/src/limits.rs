@@ -45,6 +45,33 @@ pub const OUTPUT_LIMIT_MAX: u64 = 16 * 1024 * 1024;
 /// Standard input that may accompany a blocking command, bytes.
 pub const STDIN_INLINE_MAX: usize = 1024 * 1024;
 
+/// Default time-out of a managed job, milliseconds.
+pub const JOB_TIMEOUT_DEFAULT_MS: u64 = 300_000;
+/// Output kept of each of a job's stdout and stderr, bytes; beyond it the first and the last halves are kept.
+pub const JOB_LOG_MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// Output kept of all jobs of one machine, bytes. Above it the oldest finished jobs are let go and running ones keep less.
+pub const JOB_LOGS_TOTAL_MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// Finished jobs kept for one machine; the oldest are let go.
+pub const JOBS_RETAINED_MAX: usize = 2048;
+/// How long the idempotency key of a job's start is kept, milliseconds.
+pub const JOB_IDEMPOTENCY_RETENTION_MS: u64 = 3600 * 1000;
+/// Longest wait of one call for a job, milliseconds.
+pub const JOB_WAIT_MAX_MS: u64 = 60_000;
+/// Longest grace between the polite and the hard end of a cancelled job, milliseconds.
+pub const JOB_GRACE_MAX_MS: u64 = 60_000;
+/// Default grace of a cancel, milliseconds.
+pub const JOB_GRACE_DEFAULT_MS: u64 = 2_000;
+/// Input of one write to a job, bytes.
+pub const JOB_STDIN_WRITE_MAX: usize = 64 * 1024;
+/// Input accepted for one job in all, bytes.
+pub const JOB_STDIN_TOTAL_MAX: u64 = 1024 * 1024;
+/// Input of a job that it has not read yet, bytes.
+pub const JOB_STDIN_PENDING_MAX: u64 = 256 * 1024;
+/// Most columns or rows of a terminal.
+pub const TERMINAL_SIDE_MAX: u32 = 4096;
+/// Most events of one page.
+pub const EVENTS_LIMIT_MAX: u32 = 1000;
+
 /// Longest guest path, bytes (`PATH_MAX` less the final NUL).
 pub const PATH_MAX: usize = 4095;
 /// Longest name of one path component, bytes.

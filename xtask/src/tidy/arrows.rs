@@ -23,7 +23,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("guest-protocol", &[]),
     ("tree", &[]),
     ("guest", &["guest-protocol", "tree"]),
-    ("engine", &["guest-protocol", "types"]),
+    ("job-log", &[]),
+    ("engine", &["guest-protocol", "job-log", "types"]),
     ("store", &["types"]),
     ("server", &["api", "engine", "store", "types"]),
     ("cli", &["api", "client", "engine", "server", "store", "tree", "types"]),
@@ -41,6 +42,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
     ),
     ("engine", &["axum", "tower-http", "utoipa", "sqlx"], "engine knows neither the store nor HTTP servers"),
     ("store", &["axum", "hyper", "http", "tower-http", "utoipa"], "store knows no HTTP"),
+    ("job-log", &["tokio", "futures", "serde", "axum"], "job-log is files and nothing else"),
     ("api", &["tokio", "axum", "sqlx", "hyper"], "api only says what travels over the wire"),
     ("guest", &["axum", "sqlx", "reqwest"], "the guest agent is small and serves one stream"),
 ];

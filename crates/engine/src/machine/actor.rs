@@ -17,6 +17,7 @@ use crate::journal::{Change, Journal, JournalError};
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::gate::Gate;
 use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
+use crate::machine::jobs::{self, Shelf};
 use crate::machine::link::{Identity, Link};
 
 /// Messages that may wait for an actor.
@@ -83,11 +84,12 @@ pub(crate) fn spawn(
     world: World,
     record: MachineRecord,
     origin: Origin,
+    shelf: Arc<Shelf>,
 ) -> (MachineHandle, tokio::task::JoinHandle<()>) {
     let (messages, inbox) = mpsc::channel(QUEUE);
     let (published, watched) = watch::channel(record.clone());
     let gate = Gate::new(Arc::clone(&world.clock), record.lease.last_activity);
-    let shared = Arc::new(Shared::new(messages, watched, gate));
+    let shared = Arc::new(Shared::new(messages, watched, gate, shelf, Arc::clone(&world.clock)));
     let origin = match origin {
         Origin::Intent => Begin::Make,
         Origin::Ending(failure) => Begin::End(failure),
@@ -95,6 +97,7 @@ pub(crate) fn spawn(
         Origin::Adopted(instance) => {
             let instance: Arc<dyn Instance> = Arc::from(instance);
             shared.open(Arc::new(Link::new(Arc::clone(&instance), record.key)));
+            jobs::resume(&shared);
             Begin::Run(instance)
         }
     };
@@ -114,6 +117,7 @@ impl Actor {
             Begin::End(failure) => self.end(failure).await,
         };
         self.shared.gate.close();
+        self.shared.detached.cancel();
         if matches!(finish, Finish::Over) {
             let reason = self.record.ending.as_ref().map_or("", |e| e.message.as_str());
             info!(machine = %self.record.generation, state = %self.record.state, reason, "machine is over");
@@ -321,6 +325,7 @@ impl Actor {
             self.write_until_taken(change).await;
         }
         self.shared.gone.cancel();
+        self.end_jobs(last).await;
         if let Some(link) = self.shared.link.get() {
             link.close().await;
         }
@@ -332,6 +337,16 @@ impl Actor {
             self.write_until_taken(change).await;
         }
         Finish::Over
+    }
+
+    /// Ends the logs of jobs that still ran, so that whoever follows them learns of it.
+    async fn end_jobs(&self, last: MachineState) {
+        let cause = jobs::cause_of(last);
+        let (shelf, now) = (Arc::clone(&self.shared.shelf), self.world.clock.now());
+        let ended = tokio::task::spawn_blocking(move || shelf.close(cause, now));
+        if ended.await.is_err() {
+            warn!(machine = %self.record.generation, "the logs of its jobs were not all ended");
+        }
     }
 
     /// Removes everything of the machine, however long it takes. After a few tries whoever waits for a stop

@@ -7,11 +7,12 @@ use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineSt
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
-use crate::machine::command::{self, CommandOrder, CommandOutcome};
 use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
+use crate::machine::jobs::Shelf;
 use crate::machine::link::Link;
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
@@ -57,24 +58,37 @@ pub(crate) struct Shared {
     pub(crate) link: OnceLock<Arc<Link>>,
     /// Cancelled when the machine can be used no more.
     pub(crate) gone: CancellationToken,
+    /// Cancelled when the service lets go of a machine that goes on.
+    pub(crate) detached: CancellationToken,
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Why creation failed, with the code it failed with.
     pub(crate) create_failure: OnceLock<(ErrorCode, String)>,
-    pub(crate) commands: Semaphore,
+    pub(crate) commands: Arc<Semaphore>,
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
 }
 
 impl Shared {
-    pub(crate) fn new(messages: mpsc::Sender<Message>, record: watch::Receiver<MachineRecord>, gate: Gate) -> Self {
+    pub(crate) fn new(
+        messages: mpsc::Sender<Message>,
+        record: watch::Receiver<MachineRecord>,
+        gate: Gate,
+        shelf: Arc<Shelf>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self {
             messages,
             record,
             gate,
             link: OnceLock::new(),
             gone: CancellationToken::new(),
+            detached: CancellationToken::new(),
+            shelf,
+            clock,
             create_failure: OnceLock::new(),
-            commands: Semaphore::new(limits::COMMANDS_MAX),
+            commands: Arc::new(Semaphore::new(limits::COMMANDS_MAX)),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
             watches: Arc::new(Semaphore::new(limits::FILE_WATCHES_MAX)),
@@ -140,29 +154,6 @@ impl MachineHandle {
         }
     }
 
-    /// Runs a command and waits for its end. The command goes on when the caller stops waiting.
-    ///
-    /// # Errors
-    /// When the machine does not run, the command could not be started, or the guest fell silent. A
-    /// command that fails is not an error.
-    pub async fn run(&self, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
-        let pass = self.enter()?;
-        if self.shared.commands.available_permits() == 0 {
-            return Err(EngineError::new(ErrorCode::Overloaded, "the machine runs as many commands as it may"));
-        }
-        let this = self.clone();
-        let job_id = uuid::Uuid::now_v7().simple().to_string();
-        let task = tokio::spawn(async move {
-            let _pass = pass;
-            let _place = this.shared.commands.acquire().await;
-            let link = this.link()?;
-            this.unless_gone(command::run(&link, job_id, order)).await
-        });
-        task.await.unwrap_or_else(|e| {
-            Err(EngineError::new(ErrorCode::Internal, "the command's watcher ended").because(e.to_string()))
-        })
-    }
-
     /// Moves the hard deadline to `ttl_ms` from now (never nearer) and changes the idle timeout.
     ///
     /// # Errors
@@ -193,12 +184,6 @@ impl MachineHandle {
         }
     }
 
-    /// Says that the machine has ended, and why.
-    pub(crate) fn ended(&self) -> EngineError {
-        let record = self.record();
-        not_running(record.state, record.ending.as_ref())
-    }
-
     async fn ask<T>(
         &self,
         message: Message,
@@ -217,10 +202,13 @@ impl MachineHandle {
     }
 
     pub(crate) fn enter(&self) -> Result<Pass, EngineError> {
-        self.shared.gate.enter().ok_or_else(|| {
-            let record = self.record();
-            not_running(record.state, record.ending.as_ref())
-        })
+        self.shared.gate.enter().ok_or_else(|| self.over())
+    }
+
+    /// That the machine does not run, and why.
+    pub(crate) fn over(&self) -> EngineError {
+        let record = self.record();
+        not_running(record.state, record.ending.as_ref())
     }
 
     pub(crate) fn link(&self) -> Result<Arc<Link>, EngineError> {

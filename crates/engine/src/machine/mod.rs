@@ -10,7 +10,9 @@ pub mod command;
 pub mod files;
 mod gate;
 pub mod handle;
+pub mod jobs;
 mod link;
+pub mod processes;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
@@ -19,3 +21,5 @@ pub use files::{
     TreeWritten, WriteOptions,
 };
 pub use handle::{MachineHandle, StopOutcome};
+pub use jobs::MachineJobs;
+pub(crate) use jobs::Shelf;

@@ -6,8 +6,10 @@ mod extend;
 mod files;
 mod get;
 mod healthz;
+mod jobs;
 mod keys;
 mod list;
+mod processes;
 mod run;
 mod stop;
 mod templates;
@@ -45,6 +47,17 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(files::read_tree::read_tree, files::write_tree::write_tree))
         .routes(routes!(files::url::create_url))
         .routes(routes!(files::signed::read_signed, files::signed::write_signed))
+        .routes(routes!(jobs::start::start, jobs::look::list))
+        .routes(routes!(jobs::look::get, jobs::look::forget))
+        .routes(routes!(jobs::look::wait))
+        .routes(routes!(jobs::act::cancel))
+        .routes(routes!(jobs::act::signal))
+        .routes(routes!(jobs::act::resize))
+        .routes(routes!(jobs::act::stdin))
+        .routes(routes!(jobs::events::events))
+        .routes(routes!(jobs::output::output))
+        .routes(routes!(processes::list))
+        .routes(routes!(processes::signal))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

@@ -165,7 +165,7 @@ impl MachineHandle {
         })?;
         let link = self.link()?;
         let (this, gone) = (self.clone(), self.shared.gone.clone());
-        let begun = watch::watch(link, seat, path.to_vec(), recursive, gone, move || this.ended());
+        let begun = watch::watch(link, seat, path.to_vec(), recursive, gone, move || this.over());
         self.unless_gone(begun).await
     }
 }

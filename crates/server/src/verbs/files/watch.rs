@@ -44,7 +44,7 @@ pub(crate) async fn watch(
     query.finish()?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let events = permit.while_valid(async { Ok(handle.watch_dir(path.as_bytes(), recursive).await?) }).await?;
-    let body = Body::from_stream(told(path, events, permit, state.going_down.clone()));
+    let body = Body::from_stream(told(path, events, permit, state.closing.clone()));
     let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     // Proxies that buffer would hold events back.
@@ -89,18 +89,18 @@ fn told(
     path: String,
     events: FileEvents,
     permit: Permit,
-    going_down: CancellationToken,
+    closing: CancellationToken,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let first = frame(&plain(FileEventType::Ready, path.clone()));
     let rest = futures::stream::unfold(Some(events), move |state| {
-        let (path, permit, going_down) = (path.clone(), permit.clone(), going_down.clone());
+        let (path, permit, closing) = (path.clone(), permit.clone(), closing.clone());
         async move {
             let mut events = state?;
             let over = |e: ApiError| Some((frame(&failed(&path, &e)), None));
             tokio::select! {
                 biased;
                 () = permit.revoked() => over(ApiError::new(ErrorCode::Unauthenticated, "The API key was revoked.")),
-                () = going_down.cancelled() => over(ApiError::new(ErrorCode::ShuttingDown, "The service is going down.")),
+                () = closing.cancelled() => over(ApiError::new(ErrorCode::ShuttingDown, "The service is going down.")),
                 next = events.next() => match next? {
                     Ok(seen) => Some((frame(&wire(seen)), Some(events))),
                     Err(e) => over(e.into()),
