@@ -138,6 +138,9 @@ class Starting(unittest.TestCase):
             self.assertEqual([e.type for e in r.job.events()][-1], "exit")
 
     def test_an_older_service_that_names_no_job_is_understood(self) -> None:
+        with Session(lambda r: r.reply(200, result(jobId="j-1", stillRunning=False))) as (sandbox, _):
+            r = sandbox.commands.run("true")
+            self.assertEqual((r.job, r.job_id), (None, "j-1"), "a delivered end is not kept")
         with Session(lambda r: r.reply(200, result())) as (sandbox, _):
             r = sandbox.commands.run("true")
             self.assertEqual((r.still_running, r.job, r.job_id, r.cause), (False, None, None, "exited"))
