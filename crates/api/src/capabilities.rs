@@ -130,6 +130,10 @@ pub struct Files {
     pub remove: bool,
     /// Watch directories.
     pub watch: bool,
+    /// Up- and download of trees as tar.
+    pub tree: bool,
+    /// URLs that read or write one file without a key.
+    pub signed_urls: bool,
 }
 
 /// What machines can reach.
@@ -288,6 +292,20 @@ limits! {
     file_max_bytes = FILE_BYTES_MAX;
     /// File operations at once on one machine; more wait.
     file_operations_max = FILE_OPERATIONS_MAX;
+    /// Furthest entry a listing of a directory can begin at.
+    list_offset_max = LIST_OFFSET_MAX;
+    /// Most paths a removal names of those that are left.
+    remaining_named_max = REMAINING_NAMED_MAX;
+    /// Largest archive of a tree that can be unpacked.
+    tree_max_bytes = TREE_BYTES_MAX;
+    /// Watches at once on one machine; more are refused.
+    file_watches_max = FILE_WATCHES_MAX;
+    /// Shortest life of a signed URL.
+    signed_url_min_seconds = SIGNED_URL_MIN_SECONDS;
+    /// Longest life of a signed URL.
+    signed_url_max_seconds = SIGNED_URL_MAX_SECONDS;
+    /// Life of a signed URL by default.
+    signed_url_default_seconds = SIGNED_URL_DEFAULT_SECONDS;
     /// Blocking commands at once on one machine; more are refused.
     commands_max = COMMANDS_MAX;
     /// Code contexts of one machine.

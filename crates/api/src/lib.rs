@@ -25,7 +25,10 @@ pub use context::{
     CreateContext, OutputKind, RunCode,
 };
 pub use error::ErrorBody;
-pub use file::FileWritten;
+pub use file::{
+    ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
+    MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
+};
 pub use health::Health;
 pub use job::{
     CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,

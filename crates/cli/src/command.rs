@@ -6,7 +6,9 @@ use clap::{Parser, Subcommand};
 
 use crate::context::{Context, Global};
 use crate::failure::Failure;
-use crate::verbs::{completions, cp, create, doctor, env, exec, extend, get, key, list, serve, stop, template};
+use crate::verbs::{
+    completions, cp, create, doctor, env, exec, extend, get, key, list, ls, serve, stop, template, watch,
+};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -37,6 +39,8 @@ enum Verb {
     Get(get::Args),
     Exec(exec::Args),
     Cp(cp::Args),
+    Ls(ls::Args),
+    Watch(watch::Args),
     Extend(extend::Args),
     Stop(stop::Args),
     Template(template::Args),
@@ -90,6 +94,8 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Get(args) => get::run(context, args).await,
         Verb::Exec(args) => exec::run(context, args).await,
         Verb::Cp(args) => cp::run(context, args).await,
+        Verb::Ls(args) => ls::run(context, args).await,
+        Verb::Watch(args) => watch::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,

@@ -5,6 +5,7 @@
 
 mod address;
 mod contexts;
+mod directories;
 mod error;
 mod files;
 mod machines;
@@ -12,6 +13,7 @@ mod service;
 mod transport;
 
 pub use address::{DEFAULT_URL, is_loopback};
+pub use directories::Watch;
 pub use error::{ApiFailure, ClientError};
 pub use files::{Download, Upload, WriteOptions};
 pub use machines::{Created, ListFilter, MachineRef};

@@ -7,7 +7,6 @@ pub mod boot;
 mod cgroup;
 mod configure;
 mod files;
-mod files_write;
 mod jobs;
 pub mod port;
 mod processes;

@@ -17,6 +17,7 @@ use crate::config::ServerConfig;
 use crate::convert::Traits;
 use crate::directory::Directory;
 use crate::layers::HostRule;
+use crate::signed::UrlSigner;
 
 /// The parts of a running service. Clones share them.
 #[derive(Clone)]
@@ -42,6 +43,8 @@ pub struct Parts {
     pub creations: Arc<Semaphore>,
     /// Templates seen a moment ago.
     pub templates: SeenTemplates,
+    /// Makes and checks signed URLs.
+    pub signer: UrlSigner,
     /// Cancelled when the service begins to end: what would go on for ever ends then.
     pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
@@ -78,6 +81,7 @@ impl AppState {
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
+            signer: UrlSigner::new(&config.data_dir),
             closing: CancellationToken::new(),
             config,
             engine,

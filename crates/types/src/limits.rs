@@ -80,6 +80,20 @@ pub const PATH_COMPONENT_MAX: usize = 255;
 pub const FILE_BYTES_MAX: u64 = 5 * 1024 * 1024 * 1024;
 /// File operations at once on one machine (contract section 3).
 pub const FILE_OPERATIONS_MAX: usize = 4;
+/// Furthest entry a listing of a directory may begin at.
+pub const LIST_OFFSET_MAX: u64 = 1_000_000;
+/// Most paths a removal names of those that are left.
+pub const REMAINING_NAMED_MAX: usize = 100;
+/// Largest archive of a tree that may be unpacked, bytes (32 GiB).
+pub const TREE_BYTES_MAX: u64 = 32 * 1024 * 1024 * 1024;
+/// Watches at once on one machine; more are refused.
+pub const FILE_WATCHES_MAX: usize = 8;
+/// Shortest life of a signed URL, seconds.
+pub const SIGNED_URL_MIN_SECONDS: u64 = 10;
+/// Longest life of a signed URL, seconds.
+pub const SIGNED_URL_MAX_SECONDS: u64 = 3600;
+/// Life of a signed URL by default, seconds.
+pub const SIGNED_URL_DEFAULT_SECONDS: u64 = 900;
 /// Blocking commands at once on one machine; further calls wait their turn, up to the queue.
 pub const COMMANDS_MAX: usize = 1024;
 
@@ -115,6 +129,8 @@ pub const KEY_NAME_MAX: usize = 64;
 const _: () = assert!(IDEMPOTENCY_RETENTION_MS >= 3600 * 1000);
 const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);
+const _: () = assert!(SIGNED_URL_MIN_SECONDS <= SIGNED_URL_DEFAULT_SECONDS);
+const _: () = assert!(SIGNED_URL_DEFAULT_SECONDS <= SIGNED_URL_MAX_SECONDS);
 const _: () = assert!(OUTPUT_LIMIT_DEFAULT <= OUTPUT_LIMIT_MAX);
 // A blocking command with the longest argv, a full environment and full inline input (as base64) fits one body.
 const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 * 4 < JSON_BODY_MAX);

@@ -6,6 +6,7 @@ mod clock;
 mod commands;
 mod contexts;
 mod create;
+mod directories;
 mod disks;
 mod faults;
 mod files;
@@ -16,6 +17,7 @@ mod leases;
 mod restart;
 mod sizes;
 mod start;
+mod trees;
 
 use mainbrella_client::ClientError;
 use mainbrella_types::ErrorCode;

@@ -10,6 +10,8 @@ pub mod extend;
 pub mod get;
 pub mod key;
 pub mod list;
+pub mod ls;
 pub mod serve;
 pub mod stop;
 pub mod template;
+pub mod watch;

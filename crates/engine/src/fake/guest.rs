@@ -14,12 +14,12 @@ use connectrpc::{
     ConnectError, Encodable, InboundStream, RequestContext, Response, Router, ServiceRequest, ServiceResult,
     ServiceStream,
 };
-use futures::StreamExt;
 use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::contexts::Bridges;
+use super::files::FakeFiles;
 use super::job::{FakeJob, Play};
 use crate::machine::contexts::is_own_job;
 
@@ -36,6 +36,12 @@ pub struct GuestFaults {
     pub repeat_output: AtomicBool,
     /// Every write meets a full disk.
     pub disk_full: AtomicBool,
+    /// File calls do not answer.
+    pub mute_files: AtomicBool,
+    /// Listings hold a name that leads elsewhere.
+    pub hostile_listing: AtomicBool,
+    /// Trees break off at their end.
+    pub broken_tree: AtomicBool,
     /// The machine brings no kernel for code contexts.
     pub no_kernel: AtomicBool,
 }
@@ -45,13 +51,13 @@ struct Inside {
     generation: String,
     hostname: String,
     env: HashMap<String, String>,
-    files: HashMap<Vec<u8>, (Vec<u8>, u32)>,
     jobs: HashMap<String, Arc<FakeJob>>,
 }
 
 struct FakeGuest {
     faults: Arc<GuestFaults>,
     inside: Arc<Mutex<Inside>>,
+    files: FakeFiles,
     bridges: Bridges,
     end: CancellationToken,
     /// Where its processes live: a service that ends does not take them along.
@@ -60,8 +66,9 @@ struct FakeGuest {
 
 /// The service as a router.
 pub(super) fn router(faults: Arc<GuestFaults>, home: Handle) -> Router {
+    let files = FakeFiles::new(Arc::clone(&faults));
     let (inside, end, bridges) = (Arc::default(), CancellationToken::new(), Bridges::default());
-    Router::new().add_service(Arc::new(FakeGuest { faults, inside, bridges, end, home }))
+    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, bridges, end, home }))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -311,62 +318,86 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::ReadFileRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::FileChunk> + Send + use<>>> {
-        let request = request.to_owned_message();
-        let file = self.lock().files.get(&request.path).cloned();
-        let (data, mode) = file.ok_or_else(|| fault("open", libc::ENOENT, "no such file"))?;
-        let start = usize::try_from(request.offset).unwrap_or(usize::MAX).min(data.len());
-        let length =
-            if request.length == 0 { usize::MAX } else { usize::try_from(request.length).unwrap_or(usize::MAX) };
-        let content = data[start..data.len().min(start.saturating_add(length))].to_vec();
-        let stat = pb::FileStat {
-            r#type: pb::file_stat::Type::TYPE_FILE.into(),
-            size: data.len() as u64,
-            mode,
-            ..Default::default()
-        };
-        let first = pb::FileChunk { stat: stat.into(), ..Default::default() };
-        let rest: Vec<_> =
-            content.chunks(64 * 1024).map(|part| pb::FileChunk { data: part.to_vec(), ..Default::default() }).collect();
-        let stream: ServiceStream<pb::FileChunk> =
-            futures::stream::iter([first]).chain(futures::stream::iter(rest)).map(Ok).boxed();
-        Response::ok(stream)
+        Response::ok(self.files.read(request.to_owned_message()).await?)
     }
 
     async fn write_file(
         &self,
         _: RequestContext,
-        mut requests: InboundStream<pb::WriteFileRequest>,
+        requests: InboundStream<pb::WriteFileRequest>,
     ) -> ServiceResult<impl Encodable<pb::WriteFileResponse> + Send + use<>> {
-        let (mut start, mut data, mut whole) = (None, Vec::new(), false);
-        while let Some(message) = requests.next().await {
-            let message = message?.to_owned_message();
-            if message.start.is_set() {
-                start = Some((message.start.path.clone(), message.start.mode, message.start.exclusive));
-            }
-            data.extend_from_slice(&message.data);
-            if self.faults.disk_full.load(Ordering::SeqCst) && !data.is_empty() {
-                return Err(fault("write", libc::ENOSPC, "full"));
-            }
-            whole = message.finish;
-        }
-        let (path, mode, exclusive) = start.ok_or_else(|| fault("start", 0, "no start"))?;
-        if !whole {
-            return Err(fault("finish", 0, "the write was broken off"));
-        }
-        let mut inside = self.lock();
-        if exclusive && inside.files.contains_key(&path) {
-            return Err(fault("open", libc::EEXIST, "exists"));
-        }
-        let size = data.len() as u64;
-        inside.files.insert(path, (data, if mode == 0 { 0o644 } else { mode }));
-        Response::ok(pb::WriteFileResponse { size, ..Default::default() })
+        Response::ok(self.files.write(requests).await?)
     }
 
     async fn stat_file(
         &self,
         _: RequestContext,
-        _: ServiceRequest<'_, pb::StatFileRequest>,
+        request: ServiceRequest<'_, pb::StatFileRequest>,
     ) -> ServiceResult<impl Encodable<pb::FileStat> + Send + use<>> {
-        Err::<Response<pb::FileStat>, _>(ConnectError::unimplemented("the fake guest has no metadata of its own"))
+        Response::ok(self.files.stat(request.path).await?)
+    }
+
+    async fn list_dir(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::ListDirRequest>,
+    ) -> ServiceResult<ServiceStream<impl Encodable<pb::ListDirPage> + Send + use<>>> {
+        Response::ok(self.files.list(request.to_owned_message()).await?)
+    }
+
+    async fn make_dir(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::MakeDirRequest>,
+    ) -> ServiceResult<impl Encodable<pb::FileStat> + Send + use<>> {
+        Response::ok(self.files.make_dir(request.to_owned_message()).await?)
+    }
+
+    async fn rename(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::RenameRequest>,
+    ) -> ServiceResult<impl Encodable<pb::FileStat> + Send + use<>> {
+        Response::ok(self.files.rename(request.to_owned_message()).await?)
+    }
+
+    async fn chmod(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::ChmodRequest>,
+    ) -> ServiceResult<impl Encodable<pb::FileStat> + Send + use<>> {
+        Response::ok(self.files.chmod(request.to_owned_message()).await?)
+    }
+
+    async fn remove(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::RemoveRequest>,
+    ) -> ServiceResult<impl Encodable<pb::RemoveResponse> + Send + use<>> {
+        Response::ok(self.files.remove(request.to_owned_message()).await?)
+    }
+
+    async fn pack_tree(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::PackTreeRequest>,
+    ) -> ServiceResult<ServiceStream<impl Encodable<pb::TreeChunk> + Send + use<>>> {
+        Response::ok(self.files.pack(request.path).await?)
+    }
+
+    async fn unpack_tree(
+        &self,
+        _: RequestContext,
+        requests: InboundStream<pb::UnpackTreeRequest>,
+    ) -> ServiceResult<impl Encodable<pb::UnpackTreeResponse> + Send + use<>> {
+        Response::ok(self.files.unpack(requests).await?)
+    }
+
+    async fn watch_tree(
+        &self,
+        _: RequestContext,
+        request: ServiceRequest<'_, pb::WatchTreeRequest>,
+    ) -> ServiceResult<ServiceStream<impl Encodable<pb::WatchEvents> + Send + use<>>> {
+        Response::ok(self.files.watch(request.to_owned_message()).await?)
     }
 }

@@ -5,6 +5,7 @@
 //! a restart can be played by making a new engine over the same driver.
 
 mod contexts;
+mod files;
 mod guest;
 mod job;
 

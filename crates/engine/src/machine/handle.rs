@@ -3,8 +3,6 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures::stream::BoxStream;
 use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineState, limits};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -13,13 +11,13 @@ use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts::Contexts;
-use crate::machine::files::{self, FileReader, Hold, WriteOptions, check_path};
+use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
 use crate::machine::jobs::Shelf;
 use crate::machine::link::Link;
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
-const VERDICT_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
 /// File operations that may wait for one of the four places.
 const FILE_QUEUE_MAX: usize = 64;
 
@@ -70,6 +68,7 @@ pub(crate) struct Shared {
     pub(crate) commands: Arc<Semaphore>,
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
+    pub(crate) watches: Arc<Semaphore>,
     pub(crate) contexts: Arc<Contexts>,
 }
 
@@ -96,6 +95,7 @@ impl Shared {
             commands: Arc::new(Semaphore::new(limits::COMMANDS_MAX)),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
+            watches: Arc::new(Semaphore::new(limits::FILE_WATCHES_MAX)),
         }
     }
 
@@ -156,33 +156,6 @@ impl MachineHandle {
             Some(e) if e.kind == FailureKind::HostFull => Err(EngineError::new(ErrorCode::HostFull, e.message.clone())),
             ending => Err(not_running(record.state, ending.as_ref())),
         }
-    }
-
-    /// Opens a file for reading, from `offset` for at most `length` bytes.
-    ///
-    /// # Errors
-    /// When the path is malformed, the guest refuses, or the machine does not run.
-    pub async fn read_file(&self, path: &[u8], offset: u64, length: Option<u64>) -> Result<FileReader, EngineError> {
-        check_path(path)?;
-        let hold = self.file_place().await?;
-        let link = self.link()?;
-        self.unless_gone(files::read(&link, hold, path, offset, length)).await
-    }
-
-    /// Writes a file whole: it is replaced at the end, or not at all. Returns its size, bytes.
-    ///
-    /// # Errors
-    /// When the path is malformed, the body breaks off, the guest refuses or its disk is full.
-    pub async fn write_file(
-        &self,
-        path: &[u8],
-        options: WriteOptions,
-        body: BoxStream<'static, std::io::Result<Bytes>>,
-    ) -> Result<u64, EngineError> {
-        check_path(path)?;
-        let hold = self.file_place().await?;
-        let link = self.link()?;
-        self.unless_gone(files::write(&link, hold, path, options, body)).await
     }
 
     /// Moves the hard deadline to `ttl_ms` from now (never nearer) and changes the idle timeout.
@@ -246,7 +219,7 @@ impl MachineHandle {
         self.shared.link.get().cloned().ok_or_else(|| not_running(self.record().state, None))
     }
 
-    async fn file_place(&self) -> Result<Hold, EngineError> {
+    pub(crate) async fn file_place(&self) -> Result<Hold, EngineError> {
         let pass = self.enter()?;
         let overloaded = || EngineError::new(ErrorCode::Overloaded, "too many file operations wait for this machine");
         let _queued = self.shared.file_queue.try_acquire().map_err(|_| overloaded())?;

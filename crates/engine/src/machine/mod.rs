@@ -20,7 +20,10 @@ pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted
 pub use contexts::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
-pub use files::{FileReader, FileStat, WriteOptions};
+pub use files::{
+    DirEntry, DirPage, FileEvent, FileEventKind, FileEvents, FileKind, FileReader, FileStat, PathStat, Removed,
+    TreeWritten, WriteOptions,
+};
 pub use handle::{MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
