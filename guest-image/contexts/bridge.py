@@ -160,9 +160,8 @@ def be_kernel(order):
         os._exit(status & 0xFF)
 
 
-def nurse(channel, parent):
-    """The nursery's whole life: forks, tells of deaths, delivers signals to those who live."""
-    die_with_parent(parent)
+def nurse(channel, place):
+    """The nursery's whole life: forks, tells of deaths, delivers signals to those who live; it ends with the bridge."""
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):
@@ -194,6 +193,8 @@ def nurse(channel, parent):
             if not message:
                 for pid in children.values():
                     end_group(pid)
+                # A bridge that was killed has not tidied up.
+                shutil.rmtree(place, ignore_errors=True)
                 os._exit(0)
             order = json.loads(message)
             if "kill" in order:
@@ -753,16 +754,15 @@ def main():
         print(json.dumps({"ev": "unable", "why": cut(str(missing), 500)[0]}), flush=True)
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    me = os.getpid()
+    place = tempfile.mkdtemp(prefix="mb-contexts-")
     if os.fork() == 0:
         try:
             ours.close()
-            nurse(theirs, me)
+            nurse(theirs, place)
         finally:
             os._exit(1)
     theirs.close()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    place = tempfile.mkdtemp(prefix="mb-contexts-")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

@@ -354,10 +354,14 @@ class Lives(unittest.TestCase):
         host.hello()
         host.start("a")
         kernel = int(host.run("a", "import os; os.getpid()").value)
+        asks = "from ipykernel import get_connection_file as f; os.path.dirname(os.path.dirname(f()))"
+        place = host.run("a", asks).value[1:-1]
+        self.assertTrue(os.path.isdir(place), place)
         host.process.kill()
         host.process.wait(5)
         time.sleep(0.5)
         self.assertFalse(os.path.exists(f"/proc/{kernel}/fd/0"))
+        self.assertFalse(os.path.exists(place), "nothing is left behind")
         host.process.stdout.close()
         host.process.stdin.close()
 
