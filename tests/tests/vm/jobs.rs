@@ -107,7 +107,7 @@ async fn a_job_takes_input_and_a_terminal_takes_keys_and_sizes() {
     assert_eq!(code(m.client.write_job_stdin(&m.name, &cat.id, "x", false).await), ErrorCode::JobEnded);
     assert_eq!(Heard::all(&m, &cat).await.text[1], "over\n");
 
-    let script = "stty size; trap 'stty size' WINCH; echo ready; read -r a; echo \"<$a>\"; exec cat";
+    let script = "stty size; trap 'stty size' WINCH; echo ready; for i in $(seq 30); do sleep 0.1; done; read -r a; echo \"<$a>\"; exec cat";
     let tty = start(&m, &StartJob { pty: Some(TerminalSize { cols: 80, rows: 24 }), ..shell(script) }).await;
     let mut socket = m.client.attach_job(&m.name, &tty.id, 0).await.expect("attached");
     let mut heard = Heard::default();

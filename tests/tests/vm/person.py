@@ -48,7 +48,8 @@ def end(pid, fd):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 pid, fd = begin("shell", machine, "--", "/bin/bash", "--norc", "-i")
-os.write(fd, b"PS1='ready> '\r")
+see(fd, b"# ")
+os.write(fd, b"PS1='re''ady> '\r")
 see(fd, b"ready> ")
 os.write(fd, b"stty size; tty\r")
 see(fd, b"/dev/pts/")
@@ -61,7 +62,8 @@ time.sleep(1)
 os.write(fd, b"\x03")
 os.write(fd, b"echo code=$?\r")
 see(fd, b"code=130")
-os.write(fd, b"export KEPT=marker; echo set\r")
+see(fd, b"ready> ")
+os.write(fd, b"export KEPT=marker; echo s''et\r")
 see(fd, b"set\r\n")
 os.write(fd, b"\x1d")
 said = see(fd, b"comes back")
@@ -71,6 +73,7 @@ listed = json.loads(subprocess.check_output([program, "--json", "jobs", machine]
 job = listed["executions"][0]["id"]
 assert listed["executions"][0]["state"] == "running"
 pid, fd = begin("shell", machine, "--attach", job[:20])
+see(fd, b"ready> ")
 os.write(fd, b"echo $KEPT again\r")
 see(fd, b"marker again")
 os.write(fd, b"exit 7\r")
@@ -78,6 +81,6 @@ assert end(pid, fd) == 7
 pid, fd = begin("shell", machine)
 see(fd, b"# ")
 os.write(fd, b"echo $TERM; exit 3\r")
-see(fd, b"xterm-test")
+see(fd, b"xterm-test\r\n")
 assert end(pid, fd) == 3
 print("played")

@@ -117,7 +117,7 @@ impl Raw {
         let before = tcgetattr(std::io::stdin()).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(std::io::stdin(), OptionalActions::Flush, &raw).map_err(failed)?;
+        tcsetattr(std::io::stdin(), OptionalActions::Drain, &raw).map_err(failed)?;
         Ok(Self(before))
     }
 }
