@@ -178,8 +178,11 @@ impl World {
                 Need::WarmDriver => drop(self.rigs.insert(*need, Rig::open(1).await?)),
                 Need::Service => drop(self.services.insert(*need, Service::with(setup).await)),
                 Need::WarmService => {
-                    let service = Service::with(Setup { pool: 1, ..setup }).await;
-                    self.services.insert(*need, service);
+                    let service = self.services.entry(*need).or_insert(Service::with(Setup { pool: 1, ..setup }).await);
+                    // VMMs wait for sizes that are in use: this one is from now on.
+                    let first = create(service).await?;
+                    first.client.stop(&first.name).await?;
+                    stocked(service).await?;
                 }
                 Need::FewRecords | Need::ManyRecords => {
                     let count = if *need == Need::FewRecords { 10 } else { self.scale.records };

@@ -138,6 +138,9 @@ class Starting(unittest.TestCase):
             self.assertEqual([e.type for e in r.job.events()][-1], "exit")
 
     def test_an_older_service_that_names_no_job_is_understood(self) -> None:
+        with Session(lambda r: r.reply(200, result(jobId="j-1", stillRunning=False))) as (sandbox, _):
+            r = sandbox.commands.run("true")
+            self.assertEqual((r.job, r.job_id), (None, "j-1"), "a delivered end is not kept")
         with Session(lambda r: r.reply(200, result())) as (sandbox, _):
             r = sandbox.commands.run("true")
             self.assertEqual((r.still_running, r.job, r.job_id, r.cause), (False, None, None, "exited"))
@@ -224,19 +227,19 @@ class Following(unittest.TestCase):
             begin = time.monotonic()
             seen = list(twin(Execution)(sandbox, "j-1").events())
             release.set()
-            self.assertLess(time.monotonic() - begin, 3)
+            self.assertLess(time.monotonic() - begin, 10)
             self.assertEqual([e.cursor for e in seen], [e["cursor"] for e in WHOLE])
             self.assertEqual(server.requests[2].query["cursor"], "2")
 
     def test_signs_of_life_keep_a_quiet_stream(self) -> None:
         def quiet(r: Request) -> None:
             r.raw(CHUNKED + chunk(sse(WHOLE[:2])))
-            for _ in range(8):
+            for _ in range(25):
                 time.sleep(0.1)
                 r.raw(chunk(b": still here\n\n"))
             r.raw(chunk(sse(WHOLE[2:])) + b"0\r\n\r\n")
 
-        with silence(0.5), Session(quiet) as (sandbox, server):
+        with silence(1.5), Session(quiet) as (sandbox, server):
             self.assertEqual(len(list(twin(Execution)(sandbox, "j-1").events())), len(WHOLE))
             self.assertEqual(len(server.requests), 2)
 
@@ -273,7 +276,7 @@ class Following(unittest.TestCase):
             begin = time.monotonic()
             with self.assertRaises(TransportError) as caught:
                 list(events)
-            self.assertLess(time.monotonic() - begin, 3)
+            self.assertLess(time.monotonic() - begin, 10)
             self.assertEqual(caught.exception.code, "connection_failed")
             session.server = Server([follow(WHOLE)], port=port)
             rest = list(made.events())
@@ -390,7 +393,7 @@ class Following(unittest.TestCase):
             threading.Timer(0.2, events.close).start()
             begin = time.monotonic()
             self.assertEqual(list(events), [])
-            self.assertLess(time.monotonic() - begin, 3)
+            self.assertLess(time.monotonic() - begin, 10)
             release.set()
 
 
@@ -423,7 +426,7 @@ class Waiting(unittest.TestCase):
             begin = time.monotonic()
             with self.assertRaises(JobStillRunningError) as caught:
                 twin(Execution)(sandbox, "j-1").wait(timeout=0.3)
-            self.assertLess(time.monotonic() - begin, 2)
+            self.assertLess(time.monotonic() - begin, 10)
             self.assertIsInstance(caught.exception, CallerStoppedWaitingError)
             self.assertEqual(caught.exception.job_id, "j-1")
             self.assertEqual({r.method for r in server.requests}, {"GET"}, "nothing was cancelled")

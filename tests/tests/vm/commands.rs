@@ -163,7 +163,7 @@ async fn much_output_keeps_head_and_tail_and_says_what_is_missing() {
     }
 
     // Any limit, odd ones too.
-    for (limit, kept) in [(1, "1"), (2, "1\n"), (11, "1\n2\n3\n100\n"), (291, "")] {
+    for (limit, kept) in [(1, "1"), (2, "1\n"), (11, "1\n2\n3\n\n100\n"), (291, "")] {
         let mut order = Machine::shell_order("seq 1 100; echo >&2 12345");
         order.output_limit_bytes = Some(limit);
         let out = m.run(&order).await.unwrap_or_else(|e| panic!("limit {limit}: {e:?}"));

@@ -110,7 +110,7 @@ class CommandResult:
     still_running: bool = False
     """The wait ended before the command did; the output is what had come by then, and the command goes on."""
     job_id: str | None = None
-    """The job it ran as, where the service has kept it: ``sandbox.commands.attach(job_id)``."""
+    """The job it ran as."""
 
     @property
     def ok(self) -> bool:

@@ -49,7 +49,7 @@ class AsyncRunResult(CommandResult):
     """How a command ended, and the job it ran as."""
 
     job: AsyncJob | None = field(default=None, repr=False, compare=False)
-    """To wait for or follow it, when it is ``still_running``."""
+    """To wait for or follow it, when it is ``still_running``. A command whose end was returned is not kept as a job."""
 
 
 class AsyncJobInput:

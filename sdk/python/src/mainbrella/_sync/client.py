@@ -151,8 +151,9 @@ class Mainbrella:
         sandbox = self.get(id, created_at)
         if sandbox.state != "running":
             reason = sandbox.info.reason
+            why = f": {reason.message.rstrip('.')}" if reason else ""
             raise MachineNotRunningError(
-                f"Machine {id} is {sandbox.state}{f': {reason.message}' if reason else ''}.",
+                f"Machine {id} is {sandbox.state}{why}.",
                 code="machine_not_running",
                 hint="Create another one if it has ended.",
             )

@@ -80,10 +80,10 @@ class Commands:
         try:
             reply = self._sandbox.api.post("/commands/run", body, extra_wait=wait / 1000, limit=_ANSWER_MAX)
         except CallerStoppedWaitingError as error:
-            error.hint = "The command may still be running in the machine; inspect before running it again."
+            error.hint = "The command may still be running: look for it in commands.list() before running it again."
             raise
         fields = parse_command(reply)
-        id = fields["job_id"]
+        id = fields["job_id"] if fields["still_running"] else None
         return RunResult(**fields, job=None if id is None else Job(self._sandbox, id))
 
     def start(
