@@ -82,7 +82,7 @@ pub struct Jail {
 }
 
 /// What can be done with commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
     /// Run and wait.
@@ -103,6 +103,9 @@ pub struct Execution {
     pub programmatic_pty: bool,
     /// Changing the size of that terminal.
     pub pty_resize: bool,
+    /// Languages of code contexts that a template of this host brings.
+    #[serde(default)]
+    pub code_contexts: Vec<String>,
 }
 
 /// What can be done with files.
@@ -305,6 +308,24 @@ limits! {
     signed_url_default_seconds = SIGNED_URL_DEFAULT_SECONDS;
     /// Blocking commands at once on one machine; more are refused.
     commands_max = COMMANDS_MAX;
+    /// Code contexts of one machine.
+    contexts_max = CONTEXTS_MAX;
+    /// Longest code of one run.
+    code_max_bytes = CODE_BYTES_MAX;
+    /// Default time-out of a run of code.
+    code_timeout_default_ms = CODE_TIMEOUT_DEFAULT_MS;
+    /// Longest time-out of a run of code.
+    code_timeout_max_ms = CODE_TIMEOUT_MAX_MS;
+    /// Runs that may wait for their turn in one context.
+    code_queue_max = CODE_QUEUE_MAX;
+    /// Text kept of each stream of a run: half head, half tail.
+    code_stream_max_bytes = CODE_STREAM_MAX;
+    /// Largest rich result of one type, as JSON.
+    code_value_max_bytes = CODE_VALUE_MAX;
+    /// Rich results of one run in all, as JSON.
+    code_results_max_bytes = CODE_RESULTS_BYTES_MAX;
+    /// Rich results of one run.
+    code_results_max = CODE_RESULTS_MAX;
     /// Most items of one page.
     list_limit_max = LIST_LIMIT_MAX;
     /// Items of a page by default.

@@ -6,6 +6,7 @@
 
 pub mod capabilities;
 pub mod command;
+pub mod context;
 pub mod error;
 pub mod file;
 pub mod headers;
@@ -19,6 +20,10 @@ pub mod template;
 
 pub use capabilities::Capabilities;
 pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
+pub use context::{
+    Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
+    CreateContext, OutputKind, RunCode,
+};
 pub use error::ErrorBody;
 pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,

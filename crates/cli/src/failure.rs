@@ -114,6 +114,7 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::MachineNotRunning
         | ErrorCode::SlotInUse
         | ErrorCode::FileExists
+        | ErrorCode::ContextDead
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed

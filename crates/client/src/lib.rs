@@ -5,6 +5,7 @@
 //! required except to this machine, redirects are refused, proxies of the environment are not used.
 
 mod address;
+mod contexts;
 mod directories;
 mod error;
 mod files;

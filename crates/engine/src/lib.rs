@@ -25,3 +25,6 @@ pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
     FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, Removed, StopOutcome, TreeWritten, WriteOptions,
 };
+pub use machine::{
+    CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
+};

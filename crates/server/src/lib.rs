@@ -21,6 +21,7 @@ pub mod openapi;
 pub mod reconcile;
 pub mod serve;
 mod signed;
+mod sse;
 pub mod start;
 pub mod state;
 mod verbs;

@@ -86,7 +86,7 @@ fn request_on(
     authorization: Option<&str>,
 ) -> Request<Bytes> {
     let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
-    let mut uri = o.path.replace("{id}", id);
+    let mut uri = o.path.replace("{id}", id).replace("{contextId}", &machine.context);
     uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
     uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
     let wait = o.id == "waitForJob";
@@ -114,6 +114,8 @@ fn request_on(
         "startJob" => json!({"command": "true"}).to_string(),
         "signalJob" | "signalProcess" => json!({"signal": "TERM"}).to_string(),
         "resizeJob" => json!({"cols": 100, "rows": 30}).to_string(),
+        "createContext" => json!({"language": "python"}).to_string(),
+        "runCode" => json!({"code": "print hello"}).to_string(),
         "createKey" => json!({"name": "n", "role": "user"}).to_string(),
         "makeDirectory" => json!({"path": "/tmp/d", "recursive": true}).to_string(),
         "moveFile" => json!({"source": "/tmp/f", "destination": "/tmp/g"}).to_string(),
@@ -187,8 +189,10 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     let other_key = s.key("default", KeyRole::User).await;
     let mut forbidden = Vec::new();
     let mut list = operations();
-    list.sort_by_key(|o| (turn(&o.id), o.id == "moveFile"));
-    let machine = s.machine().await;
+    list.sort_by_key(|o| (turn(&o.id), o.id == "moveFile" || o.id == "closeContext"));
+    let mut machine = s.machine().await;
+    let context = s.post(&machine.path("/contexts"), json!({"language": "python"})).await.ok();
+    machine.context = context["id"].as_str().unwrap().to_owned();
     for o in &list {
         let job = job_for(&s, o, &machine).await;
         let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;

@@ -82,6 +82,8 @@ codes! {
     JobRunning = "job_running", 409, Never, "Cancel the job, or wait for its end, first.";
     /// The job must run for this.
     JobEnded = "job_ended", 409, Never, "Inspect the job; its exit says how it ended.";
+    /// The kernel of a code context has ended.
+    ContextDead = "context_dead", 409, Never, "Restart the context, or make another one; the variables of the old kernel are gone.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

@@ -97,6 +97,25 @@ pub const SIGNED_URL_DEFAULT_SECONDS: u64 = 900;
 /// Blocking commands at once on one machine; further calls wait their turn, up to the queue.
 pub const COMMANDS_MAX: usize = 1024;
 
+/// Code contexts of one machine.
+pub const CONTEXTS_MAX: usize = 8;
+/// Longest code of one run, bytes.
+pub const CODE_BYTES_MAX: usize = 1024 * 1024;
+/// Default time-out of a run of code, milliseconds.
+pub const CODE_TIMEOUT_DEFAULT_MS: u64 = 60_000;
+/// Longest time-out of a run of code, milliseconds (24 hours).
+pub const CODE_TIMEOUT_MAX_MS: u64 = 24 * 3600 * 1000;
+/// Runs that may wait for their turn in one context.
+pub const CODE_QUEUE_MAX: usize = 16;
+/// Text kept of each stream of a run, bytes: half of it head, half tail.
+pub const CODE_STREAM_MAX: usize = 1024 * 1024;
+/// Largest rich result of one type, bytes as JSON (a picture is base64 there).
+pub const CODE_VALUE_MAX: usize = 4 * 1024 * 1024;
+/// Rich results of one run in all, bytes as JSON.
+pub const CODE_RESULTS_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Rich results of one run.
+pub const CODE_RESULTS_MAX: usize = 256;
+
 /// Most items a list returns at once.
 pub const LIST_LIMIT_MAX: u32 = 1000;
 /// Items a list returns by default.
@@ -115,3 +134,6 @@ const _: () = assert!(SIGNED_URL_DEFAULT_SECONDS <= SIGNED_URL_MAX_SECONDS);
 const _: () = assert!(OUTPUT_LIMIT_DEFAULT <= OUTPUT_LIMIT_MAX);
 // A blocking command with the longest argv, a full environment and full inline input (as base64) fits one body.
 const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 * 4 < JSON_BODY_MAX);
+// Code as JSON, at worst six bytes a byte, is not promised to fit; code as text is.
+const _: () = assert!(CODE_BYTES_MAX + ENV_BYTES_MAX < JSON_BODY_MAX);
+const _: () = assert!(CODE_VALUE_MAX <= CODE_RESULTS_BYTES_MAX);

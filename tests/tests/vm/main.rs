@@ -4,6 +4,7 @@ mod abuse;
 mod cli;
 mod clock;
 mod commands;
+mod contexts;
 mod create;
 mod directories;
 mod disks;

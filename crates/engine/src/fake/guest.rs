@@ -18,8 +18,10 @@ use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+use super::contexts::Bridges;
 use super::files::FakeFiles;
 use super::job::{FakeJob, Play};
+use crate::machine::contexts::is_own_job;
 
 /// Faults of the guest side, on while they are set.
 #[derive(Debug, Default)]
@@ -40,6 +42,8 @@ pub struct GuestFaults {
     pub hostile_listing: AtomicBool,
     /// Trees break off at their end.
     pub broken_tree: AtomicBool,
+    /// The machine brings no kernel for code contexts.
+    pub no_kernel: AtomicBool,
 }
 
 #[derive(Default)]
@@ -54,6 +58,7 @@ struct FakeGuest {
     faults: Arc<GuestFaults>,
     inside: Arc<Mutex<Inside>>,
     files: FakeFiles,
+    bridges: Bridges,
     end: CancellationToken,
     /// Where its processes live: a service that ends does not take them along.
     home: Handle,
@@ -62,8 +67,8 @@ struct FakeGuest {
 /// The service as a router.
 pub(super) fn router(faults: Arc<GuestFaults>, home: Handle) -> Router {
     let files = FakeFiles::new(Arc::clone(&faults));
-    let (inside, end) = (Arc::default(), CancellationToken::new());
-    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, end, home }))
+    let (inside, end, bridges) = (Arc::default(), CancellationToken::new(), Bridges::default());
+    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, bridges, end, home }))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -154,6 +159,9 @@ impl pb::Guest for FakeGuest {
         request: ServiceRequest<'_, pb::StartJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
         let request = request.to_owned_message();
+        if is_own_job(&request.job_id) {
+            return Response::ok(self.bridges.run(request, self.faults.no_kernel.load(Ordering::SeqCst)));
+        }
         let mut words: Vec<String> = request.argv.iter().map(|w| text(w)).collect();
         if words.first().is_some_and(|w| w == "/bin/sh") {
             words = words.get(2).map(|t| t.split_whitespace().map(str::to_owned).collect()).unwrap_or_default();
@@ -187,6 +195,9 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::FollowJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
+        if is_own_job(request.job_id) {
+            return Response::ok(self.bridges.follow(request.job_id, request.after_sequence)?);
+        }
         Response::ok(self.job(request.job_id)?.follow(request.after_sequence))
     }
 
@@ -203,7 +214,8 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         _: ServiceRequest<'_, pb::ListJobsRequest>,
     ) -> ServiceResult<impl Encodable<pb::ListJobsResponse> + Send + use<>> {
-        let jobs = self.lock().jobs.iter().map(|(id, job)| job.status(id)).collect();
+        let mut jobs: Vec<_> = self.lock().jobs.iter().map(|(id, job)| job.status(id)).collect();
+        jobs.extend(self.bridges.list());
         Response::ok(pb::ListJobsResponse { jobs, ..Default::default() })
     }
 
@@ -212,6 +224,10 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::SignalJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::SignalJobResponse> + Send + use<>> {
+        if is_own_job(request.job_id) {
+            let delivered = self.bridges.kill(request.job_id);
+            return Response::ok(pb::SignalJobResponse { delivered, ..Default::default() });
+        }
         let signal = if request.cancel { libc::SIGTERM } else { request.signal };
         let delivered = self.job(request.job_id)?.signal(signal, request.cancel);
         Response::ok(pb::SignalJobResponse { delivered, ..Default::default() })
@@ -222,6 +238,10 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::WriteJobStdinRequest>,
     ) -> ServiceResult<impl Encodable<pb::WriteJobStdinResponse> + Send + use<>> {
+        if is_own_job(request.job_id) {
+            let accepted = self.bridges.write(request.job_id, request.data)?;
+            return Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() });
+        }
         let (accepted, pending) = self.job(request.job_id)?.write(request.data, request.eof)?;
         Response::ok(pb::WriteJobStdinResponse { accepted, pending, ..Default::default() })
     }
@@ -241,6 +261,10 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::ForgetJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::ForgetJobResponse> + Send + use<>> {
+        if is_own_job(request.job_id) {
+            self.bridges.forget(request.job_id)?;
+            return Response::ok(pb::ForgetJobResponse::default());
+        }
         if !self.job(request.job_id)?.is_finished() {
             return Err(ConnectError::failed_precondition("the job is running"));
         }

@@ -4,6 +4,7 @@
 //! code that runs in production. "Resources on the host" are entries of a table that survive the engine, so
 //! a restart can be played by making a new engine over the same driver.
 
+mod contexts;
 mod files;
 mod guest;
 mod job;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
 use crate::error::DriverError;
+use crate::machine::Language;
 pub use guest::GuestFaults;
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
@@ -200,6 +202,7 @@ impl Driver for FakeDriver {
                 digest: "sha256:00".into(),
                 image_bytes: 0,
                 frozen: vec![SizeClass::Small],
+                languages: if name.as_str() == "python" { vec![Language::Python] } else { Vec::new() },
             })
             .collect())
     }

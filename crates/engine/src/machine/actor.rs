@@ -15,6 +15,7 @@ use crate::engine::EngineConfig;
 use crate::error::EngineError;
 use crate::journal::{Change, Journal, JournalError};
 use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::contexts;
 use crate::machine::gate::Gate;
 use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
 use crate::machine::jobs::{self, Shelf};
@@ -97,6 +98,7 @@ pub(crate) fn spawn(
         Origin::Adopted(instance) => {
             let instance: Arc<dyn Instance> = Arc::from(instance);
             shared.open(Arc::new(Link::new(Arc::clone(&instance), record.key)));
+            contexts::resume(&shared);
             jobs::resume(&shared);
             Begin::Run(instance)
         }
@@ -117,6 +119,7 @@ impl Actor {
             Begin::End(failure) => self.end(failure).await,
         };
         self.shared.gate.close();
+        self.shared.contexts.over.cancel();
         self.shared.detached.cancel();
         if matches!(finish, Finish::Over) {
             let reason = self.record.ending.as_ref().map_or("", |e| e.message.as_str());
@@ -262,7 +265,7 @@ impl Actor {
             client.rpc().list_jobs(pb::ListJobsRequest::default()).await.ok()
         });
         match jobs.await {
-            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished),
+            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished && !contexts::is_own_job(job.job_id)),
             _ => false,
         }
     }

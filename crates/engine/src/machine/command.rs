@@ -11,6 +11,8 @@ use crate::error::EngineError;
 use crate::machine::jobs::{JobCommand, JobOrder};
 use crate::machine::link::silent;
 
+/// How often a followed command may lose its link before it is given up.
+pub(super) const LINK_LOSSES_MAX: u32 = 5;
 /// How long after a broken stream the end of its connection may be noticed.
 const LINK_LOSS_NOTICE: Duration = Duration::from_secs(1);
 

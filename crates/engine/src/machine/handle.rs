@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::contexts::Contexts;
 use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
 use crate::machine::jobs::Shelf;
@@ -68,6 +69,7 @@ pub(crate) struct Shared {
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
+    pub(crate) contexts: Arc<Contexts>,
 }
 
 impl Shared {
@@ -78,12 +80,14 @@ impl Shared {
         shelf: Arc<Shelf>,
         clock: Arc<dyn Clock>,
     ) -> Self {
+        let gone = CancellationToken::new();
         Self {
             messages,
             record,
             gate,
             link: OnceLock::new(),
-            gone: CancellationToken::new(),
+            contexts: Arc::new(Contexts::new(&gone)),
+            gone,
             detached: CancellationToken::new(),
             shelf,
             clock,

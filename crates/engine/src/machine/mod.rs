@@ -7,6 +7,7 @@
 mod actor;
 mod admission;
 pub mod command;
+pub mod contexts;
 pub mod files;
 mod gate;
 pub mod handle;
@@ -16,6 +17,9 @@ pub mod processes;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
+pub use contexts::{
+    CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
+};
 pub use files::{
     DirEntry, DirPage, FileEvent, FileEventKind, FileEvents, FileKind, FileReader, FileStat, PathStat, Removed,
     TreeWritten, WriteOptions,

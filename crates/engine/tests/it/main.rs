@@ -1,5 +1,6 @@
 //! Tests of the engine against the fake driver: real actors, real guest protocol, faults on demand.
 
+mod contexts;
 mod files;
 mod jobs;
 mod journal;

@@ -1,6 +1,7 @@
 //! One file a verb. Each takes a permit, checks what came in, and hands over to engine or store.
 
 mod capabilities;
+mod contexts;
 mod create;
 mod extend;
 mod files;
@@ -58,6 +59,11 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(jobs::output::output))
         .routes(routes!(processes::list))
         .routes(routes!(processes::signal))
+        .routes(routes!(contexts::create::create, contexts::list::list))
+        .routes(routes!(contexts::get::get, contexts::close::close))
+        .routes(routes!(contexts::run::run))
+        .routes(routes!(contexts::interrupt::interrupt))
+        .routes(routes!(contexts::restart::restart))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

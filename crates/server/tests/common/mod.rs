@@ -199,12 +199,15 @@ impl Service {
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub id: String,
+    /// A code context in it, where a test made one.
+    pub context: String,
     pub created_at: String,
 }
 
 impl Machine {
     pub fn of(v: &Value) -> Self {
-        Self { id: v["id"].as_str().unwrap().into(), created_at: v["createdAt"].as_str().unwrap().into() }
+        let context = "ctx-none".into();
+        Self { id: v["id"].as_str().unwrap().into(), context, created_at: v["createdAt"].as_str().unwrap().into() }
     }
 
     /// A path below this machine, with its generation.
