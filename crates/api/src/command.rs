@@ -93,7 +93,11 @@ pub struct CommandResult {
     /// How long it ran in the machine, milliseconds.
     pub duration_ms: u64,
     /// Id of the job it was, or still is.
+    #[serde(default)]
+    #[schema(required = true)]
     pub job_id: String,
     /// Whether it had not ended when `waitMs` had passed. The output is what it had produced by then, `exitCode` is -1.
+    #[serde(default)]
+    #[schema(required = true)]
     pub still_running: bool,
 }

@@ -305,7 +305,7 @@ async fn a_blocking_run_says_whether_it_waited_long_enough() {
     let m = s.machine().await;
     let done = s.post(&m.path("/commands/run"), json!({"command": "echo hi"})).await.ok();
     assert_eq!((&done["stillRunning"], &done["exitCode"]), (&json!(false), &json!(0)));
-    let part = s.post(&m.path("/commands/run"), json!({"command": "count 50 10", "waitMs": 120})).await.ok();
+    let part = s.post(&m.path("/commands/run"), json!({"command": "count 50 40", "waitMs": 900})).await.ok();
     assert_eq!(
         (&part["stillRunning"], &part["exitCode"], &part["timedOut"]),
         (&json!(true), &json!(-1), &json!(false))

@@ -13,6 +13,7 @@ mod files;
 mod front_door;
 mod identity;
 mod jail;
+mod jobs;
 mod leases;
 mod restart;
 mod sizes;

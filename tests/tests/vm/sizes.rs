@@ -30,13 +30,3 @@ async fn the_largest_machine_has_what_it_promises() {
     m.stop().await;
     service.finish().await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_medium_machine_has_what_it_promises() {
-    let mut service = Service::start().await;
-    let mut body = machine_body();
-    body.size = "medium".into();
-    let m = service.create(&body).await.expect("create");
-    check(&m, 2048, 2, 16_384).await;
-    service.finish().await;
-}

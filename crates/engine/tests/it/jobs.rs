@@ -210,7 +210,11 @@ async fn input_arrives_in_order_within_its_bounds_and_ends() {
         }
     };
     assert_eq!((limit.code(), taken), (ErrorCode::StdinLimit, 1_020_000));
-    machine.write_job_stdin(&eats.id, Bytes::from(vec![b'x'; 28_576]), true).await.expect("exactly 1 MiB");
+    // Exactly 1 MiB, as soon as there is room.
+    while let Err(e) = machine.write_job_stdin(&eats.id, Bytes::from(vec![b'x'; 28_576]), true).await {
+        assert_eq!(e.code(), ErrorCode::StdinFull);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     assert_eq!(exit(&ended(&machine, &eats.id).await).1, Some(0));
 
     let none = start(&machine, job("sleep 300")).await;

@@ -182,6 +182,8 @@ async fn carry(shared: &Shared, job: &Arc<Job>, client: &GuestClient, mut stream
             }
             () = tokio::time::sleep_until(ack_at), if unacked > 0 && acking.is_none() => {
                 (unacked, acking) = (0, Some(ack(client.clone(), job.id.clone(), last)));
+                // A job that says nothing holds no file open.
+                job.log.rest();
                 continue;
             }
         };
