@@ -99,7 +99,8 @@ fn a_result_keeps_null_fields_visible() {
     assert_eq!(
         v,
         json!({"exitCode": -1, "signal": null, "timedOut": true, "stdoutBase64": "", "stderrBase64": "", "stdoutBytes": 0,
-               "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 7})
+               "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 7,
+               "jobId": "j", "stillRunning": false})
     );
 }
 
