@@ -317,7 +317,9 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         "every verb of files is there: {}",
         c["files"]
     );
-    assert!(c["execution"].as_object().unwrap().values().all(|v| v == true), "{}", c["execution"]);
+    assert_eq!(c["execution"]["codeContexts"], json!(["python"]));
+    let powers = c["execution"].as_object().unwrap().iter().filter(|(name, _)| *name != "codeContexts");
+    assert!(powers.clone().count() > 8 && powers.clone().all(|(_, v)| v == true), "{}", c["execution"]);
     let t = s.get("/v1/templates").await.ok();
     assert_eq!(t["templates"][1]["name"], "python");
     assert_eq!(t["templates"][1]["frozenSizes"], json!(["small"]));
