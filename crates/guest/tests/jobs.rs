@@ -302,8 +302,14 @@ async fn an_acked_job_waits_for_the_ack_and_loses_nothing_between_hosts() {
         }
     };
     let mut lost = support::Told::default();
-    while let Ok(event) = tokio::time::timeout(Duration::from_millis(700), stream.message()).await {
-        lost.add(event.unwrap().expect("it cannot end").to_owned_message());
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match tokio::time::timeout(Duration::from_millis(700), stream.message()).await {
+            Ok(event) => lost.add(event.unwrap().expect("it cannot end").to_owned_message()),
+            // On a busy host a silence may only mean that the process had no turn.
+            Err(_) if lost.stdout.len() < 1_000_000 && tokio::time::Instant::now() < until => {}
+            Err(_) => break,
+        }
     }
     assert!((1_000_000..2_000_000).contains(&lost.stdout.len()), "{}", lost.stdout.len());
     let get = || client.rpc().get_job(pb::GetJobRequest { job_id: "owed".into(), ..Default::default() });
