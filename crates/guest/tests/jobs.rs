@@ -307,11 +307,12 @@ async fn an_acked_job_waits_for_the_ack_and_loses_nothing_between_hosts() {
         match tokio::time::timeout(Duration::from_millis(700), stream.message()).await {
             Ok(event) => lost.add(event.unwrap().expect("it cannot end").to_owned_message()),
             // On a busy host a silence may only mean that the process had no turn.
-            Err(_) if lost.stdout.len() < 1_000_000 && tokio::time::Instant::now() < until => {}
+            Err(_) if lost.stdout.len() < 100_000 && tokio::time::Instant::now() < until => {}
             Err(_) => break,
         }
     }
-    assert!((1_000_000..2_000_000).contains(&lost.stdout.len()), "{}", lost.stdout.len());
+    // What is owed is counted with what each event costs: of a drip of small pieces it is fewer bytes.
+    assert!((100_000..2_000_000).contains(&lost.stdout.len()), "{}", lost.stdout.len());
     let get = || client.rpc().get_job(pb::GetJobRequest { job_id: "owed".into(), ..Default::default() });
     assert!(!get().await.unwrap().into_owned().finished);
     drop((stream, lost));
