@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::auth::Permit;
 
 /// How often a silent stream gives a sign of life.
-const ALIVE: Duration = Duration::from_secs(10);
+pub(crate) const ALIVE: Duration = Duration::from_secs(10);
 
 /// Whether a caller asks for events rather than for one reply.
 pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
@@ -30,6 +30,15 @@ pub(crate) fn frame<T: Serialize>(name: &str, data: &T) -> Bytes {
     }
     frame.extend_from_slice(b"\n\n");
     frame.into()
+}
+
+/// A reply whose body is a stream of events, which proxies are asked not to hold back.
+pub(crate) fn response(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
 }
 
 /// A reply that carries `frames` until they end or the key is revoked.

@@ -5,7 +5,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::Response;
 use futures::{Stream, StreamExt as _};
-use http::{HeaderValue, header};
 use mainbrella_api::{FileEvent, FileEventType};
 use mainbrella_engine::{FileEvent as Seen, FileEventKind, FileEvents};
 use mainbrella_types::ErrorCode;
@@ -16,10 +15,11 @@ use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{Query, SlotPath};
 use crate::fence;
+use crate::sse;
 use crate::state::AppState;
 
 /// How often a silent stream shows that it is alive.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+const HEARTBEAT: Duration = sse::ALIVE;
 
 /// Watch a directory
 ///
@@ -44,12 +44,7 @@ pub(crate) async fn watch(
     query.finish()?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let events = permit.while_valid(async { Ok(handle.watch_dir(path.as_bytes(), recursive).await?) }).await?;
-    let body = Body::from_stream(told(path, events, permit, state.closing.clone()));
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    // Proxies that buffer would hold events back.
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    Ok(sse::response(Body::from_stream(told(path, events, permit, state.closing.clone()))))
 }
 
 fn plain(kind: FileEventType, path: String) -> FileEvent {

@@ -5,7 +5,7 @@ use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{FromRequestParts as _, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, StatusCode, header};
 use mainbrella_api::JobEvents;
 use mainbrella_engine::machine::jobs::{Event, Follower};
 use mainbrella_types::{ErrorCode, limits};
@@ -14,10 +14,11 @@ use super::{jobs_of, socket};
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{Query, TwoPath, json};
+use crate::sse;
 use crate::state::AppState;
 
 /// A sign of life after so long without an event.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+const HEARTBEAT: Duration = sse::ALIVE;
 /// Bytes of output in one reading of the log, and events.
 pub(super) const READ_BYTES: usize = 256 * 1024;
 pub(super) const READ_EVENTS: usize = 512;
@@ -77,7 +78,7 @@ pub(crate) async fn events(
             })
             .into_response());
     }
-    if accepts_stream(&parts.headers) {
+    if sse::is_wanted(&parts.headers) {
         return Ok(stream(follower, permit, state.closing.clone()));
     }
     let list = follower.page(PAGE_BYTES, limit as usize).await?;
@@ -100,12 +101,6 @@ fn last_event_id(headers: &HeaderMap) -> ApiResult<u64> {
 fn wants_socket(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(header::UPGRADE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     upgrade.split(',').any(|part| part.trim().eq_ignore_ascii_case("websocket"))
-}
-
-fn accepts_stream(headers: &HeaderMap) -> bool {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|v| v.to_str().ok());
-    let mut kinds = accepted.flat_map(|text| text.split(',')).map(|part| part.split(';').next().unwrap_or("").trim());
-    kinds.any(|kind| kind.eq_ignore_ascii_case("text/event-stream"))
 }
 
 struct Streaming {
@@ -141,11 +136,7 @@ fn stream(follower: Follower, permit: Permit, closing: tokio_util::sync::Cancell
         };
         Some((chunk, s))
     });
-    let mut response = Response::new(Body::from_stream(chunks));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    response
+    sse::response(Body::from_stream(chunks))
 }
 
 fn rendered(events: Vec<Event>) -> Bytes {
@@ -167,6 +158,8 @@ fn rendered(events: Vec<Event>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]
@@ -176,8 +169,8 @@ mod tests {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
             headers
         };
-        assert!(accepts_stream(&with("accept", "application/json;q=0.5, Text/Event-Stream;q=1")));
-        assert!(!accepts_stream(&with("accept", "*/*")) && !accepts_stream(&HeaderMap::new()));
+        assert!(sse::is_wanted(&with("accept", "application/json;q=0.5, Text/Event-Stream;q=1")));
+        assert!(!sse::is_wanted(&with("accept", "*/*")) && !sse::is_wanted(&HeaderMap::new()));
         assert!(wants_socket(&with("upgrade", "WebSocket")) && !wants_socket(&with("upgrade", "h2c")));
         assert_eq!(last_event_id(&with("last-event-id", " 17")).expect("a cursor"), 17);
         assert!(last_event_id(&with("last-event-id", "x")).is_err());
