@@ -367,6 +367,20 @@ async fn forget(shared: &Shared, job: &Job) {
     }
 }
 
+/// Any bytes as an event: none, or one that follows.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_event(bytes: &[u8]) {
+    use buffa::MessageView as _;
+    for last in [0, 1, u64::MAX] {
+        if let Ok(view) = pb::JobEventView::decode_view(bytes)
+            && let Ok(Some(event)) = read(&view, last, 7)
+        {
+            assert_eq!(event.cursor, last + 1);
+            assert_eq!(matches!(event.entry, Entry::Started { .. }), last == 0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
