@@ -1,6 +1,7 @@
 //! The command as its users meet it: exit code, standard output, standard error.
 
 mod copies;
+mod exec;
 mod helps;
 mod machines;
 mod mistakes;
