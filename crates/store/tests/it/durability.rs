@@ -1,13 +1,11 @@
 //! What was acknowledged is there after a kill; what cannot be opened says why.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::BufRead as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
 use mainbrella_store::{Applied, Store, StoreError};
 use mainbrella_types::{GenerationKey, MachineState, Millis};
 use sqlx::{Connection as _, Executor as _};
@@ -24,7 +22,7 @@ async fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
     let mut acknowledged: Vec<(GenerationKey, MachineState)> = Vec::new();
     for round in 0..6 {
         let mut child = Command::new(std::env::current_exe().expect("has a path"))
-            .args(["--exact", "nothing_acknowledged_is_lost_when_the_process_is_killed", "--nocapture"])
+            .args(["--exact", "durability::nothing_acknowledged_is_lost_when_the_process_is_killed", "--nocapture"])
             .env(CHILD, &location)
             .stdout(Stdio::piped())
             .spawn()

@@ -1,10 +1,8 @@
 //! Random histories against a model in memory.
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 
-use common::*;
+use crate::common::*;
 use mainbrella_store::{Applied, BeginCreate, ListQuery, MachineChange};
 use mainbrella_types::limits::{FINISHED_RETENTION_MS, IDEMPOTENCY_RETENTION_MS};
 use mainbrella_types::{GenerationKey, MachineRecord, MachineState, Millis};

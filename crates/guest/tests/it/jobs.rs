@@ -1,13 +1,10 @@
 //! Jobs, as real processes of this machine.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::time::{Duration, Instant};
 
+use crate::support::{OwnProcess, all, in_process, run, sh};
 use mainbrella_guest_protocol::pb::job_exit::Cause;
 use mainbrella_guest_protocol::{GuestError, pb};
-use support::{OwnProcess, all, in_process, run, sh};
 
 #[tokio::test]
 async fn says_hello_and_who_it_was_configured_to_be() {
@@ -187,7 +184,7 @@ async fn a_cancelled_job_gets_its_grace_and_then_its_end() {
     let client = in_process().await;
     let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done";
     let mut stream = client.streams().run_job(sh("polite", script)).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     while told.stdout != b"up\n" {
         told.add(stream.message().await.unwrap().unwrap().to_owned_message());
     }
@@ -201,7 +198,7 @@ async fn a_cancelled_job_gets_its_grace_and_then_its_end() {
 
     let script = "trap '' TERM; echo up; while :; do sleep 0.02; done";
     let mut stream = client.streams().run_job(sh("stubborn", script)).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     while told.stdout != b"up\n" {
         told.add(stream.message().await.unwrap().unwrap().to_owned_message());
     }
@@ -219,7 +216,7 @@ async fn a_cancelled_job_gets_its_grace_and_then_its_end() {
 async fn a_signal_reaches_the_process() {
     let client = in_process().await;
     let mut stream = client.streams().run_job(sh("sig", "echo up; exec sleep 300")).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     while told.stdout != b"up\n" {
         told.add(stream.message().await.unwrap().unwrap().to_owned_message());
     }
@@ -236,7 +233,7 @@ async fn a_dropped_stream_kills_nothing_and_following_again_loses_nothing() {
     let client = in_process().await;
     let script = "for i in $(seq 1 200000); do echo $i; done";
     let mut stream = client.streams().run_job(sh("long", script)).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     let mut breaks = 0;
     loop {
         let mut taken = 0;
@@ -293,7 +290,7 @@ async fn an_acked_job_waits_for_the_ack_and_loses_nothing_between_hosts() {
     request.acked = true;
     let mut stream = client.streams().run_job(request).await.unwrap();
     // Read without a word: the process is held up.
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     let ack = |sequence| {
         let client = client.clone();
         async move {
@@ -301,7 +298,7 @@ async fn an_acked_job_waits_for_the_ack_and_loses_nothing_between_hosts() {
             client.rpc().ack_job(ack).await.unwrap();
         }
     };
-    let mut lost = support::Told::default();
+    let mut lost = crate::support::Told::default();
     let until = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         match tokio::time::timeout(Duration::from_millis(700), stream.message()).await {
@@ -372,7 +369,7 @@ async fn input_says_how_it_stands_and_refuses_what_would_have_to_wait() {
 async fn processes_are_listed_with_their_job_and_ended_by_number() {
     let client = in_process().await;
     let mut stream = client.streams().run_job(sh("tree", "sleep 432 & sleep 432 & echo up; wait")).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     while told.stdout != b"up\n" {
         told.add(stream.message().await.unwrap().unwrap().to_owned_message());
     }
@@ -423,7 +420,7 @@ async fn a_terminal_is_one() {
     );
     request.pty = buffa::MessageField::some(pb::PtySize { cols: 80, rows: 24, ..Default::default() });
     let mut stream = client.streams().run_job(request).await.unwrap();
-    let mut told = support::Told::default();
+    let mut told = crate::support::Told::default();
     while !told.text().contains("ready") {
         told.add(stream.message().await.unwrap().unwrap().to_owned_message());
     }

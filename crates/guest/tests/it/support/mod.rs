@@ -1,5 +1,4 @@
 //! An agent in process, and one in a process of its own.
-#![allow(dead_code, clippy::unwrap_used)]
 
 use std::time::Duration;
 

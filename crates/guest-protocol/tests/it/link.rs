@@ -1,5 +1,4 @@
 //! Both ends find each other, whatever came before.
-#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 

@@ -1,17 +1,14 @@
 //! What happens in a directory is told, whole and in order, or it is told that something was missed.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::in_process;
 use mainbrella_guest_protocol::host::WatchStream;
 use mainbrella_guest_protocol::{GuestClient, GuestError, pb};
 use pb::watch_event::Kind;
-use support::in_process;
 
 /// An event as it reads: `kind path` or `kind path > path`, below the watched directory.
 type Told = Vec<String>;

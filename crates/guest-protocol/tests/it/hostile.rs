@@ -1,5 +1,4 @@
 //! A guest that means harm: whatever it sends, the host holds little and ends in time. It speaks HTTP/2 by hand.
-#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 

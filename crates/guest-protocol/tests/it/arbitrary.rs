@@ -1,5 +1,4 @@
 //! Arbitrary bytes in the place of everything a guest may send: no decoder panics, and none makes much of little.
-#![allow(clippy::unwrap_used)]
 
 use buffa::MessageView as _;
 use connectrpc::{ConnectError, ErrorCode};

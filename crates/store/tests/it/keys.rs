@@ -1,8 +1,6 @@
 //! API keys: found by prefix, listed, revoked, touched.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mainbrella_store::{KeyRole, LAST_USED_STEP_MS, NewApiKey, StoreError};
 use mainbrella_types::Millis;
 

@@ -1,7 +1,4 @@
 //! Trees as tar over the link. What tar itself must do is tested in `mainbrella-tree`.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -9,9 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::in_process;
 use connectrpc::ConnectError;
 use mainbrella_guest_protocol::{GuestClient, GuestError, pb};
-use support::in_process;
 
 async fn pack(client: &GuestClient, path: &Path) -> Result<Vec<u8>, ConnectError> {
     let request = pb::PackTreeRequest { path: path.as_os_str().as_bytes().to_vec(), ..Default::default() };

@@ -1,7 +1,4 @@
 //! Files, by their bytes.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,9 +6,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::in_process;
 use connectrpc::{ConnectError, ErrorCode};
 use mainbrella_guest_protocol::{GuestClient, GuestError, pb};
-use support::in_process;
 
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()

@@ -1,10 +1,8 @@
 //! Lists: order, pages, filters.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::*;
+use crate::common::*;
 use mainbrella_store::{ListQuery, Store};
 use mainbrella_types::{GenerationKey, MachineRecord, MachineState};
 

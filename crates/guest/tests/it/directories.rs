@@ -1,7 +1,4 @@
 //! Directories, names, modes, and what is removed.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+use crate::support::in_process;
 use connectrpc::ConnectError;
 use mainbrella_guest_protocol::{GuestClient, GuestError, pb};
 use pb::file_stat::Type;
-use support::in_process;
 
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()

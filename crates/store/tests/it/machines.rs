@@ -1,10 +1,8 @@
 //! Intent, identity and guarded change, on every database that is there.
 
-mod common;
-
 use std::collections::HashSet;
 
-use common::*;
+use crate::common::*;
 use mainbrella_store::{Applied, BeginCreate, MachineChange, Refusal, Store, StoreError};
 use mainbrella_types::limits::{FINISHED_RETENTION_MS, IDEMPOTENCY_RETENTION_MS};
 use mainbrella_types::{MachineRecord, MachineState, Millis};

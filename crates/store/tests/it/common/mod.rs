@@ -1,5 +1,5 @@
 //! What the tests of the store share: a fresh database of each kind, and machines to put into it.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, reason = "the benchmark uses a part of it")]
 
 use std::collections::BTreeMap;
 
