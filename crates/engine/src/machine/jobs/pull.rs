@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::job::Job;
+use super::job::{Job, is_full};
 use crate::error::EngineError;
 use crate::machine::command::{guest_failed, link_lost, not_started};
 use crate::machine::gate::Pass;
@@ -322,6 +322,9 @@ async fn write(shared: &Shared, job: &Arc<Job>, batch: Vec<Event>) -> Result<(),
                 }
                 job.publish();
                 return Err("its events do not follow one another");
+            }
+            Err(e) if is_full(&e) && job.spill() => {
+                warn!(job = job.id, error = %e, "the disk is full; a command's output is kept in memory");
             }
             Err(e) => {
                 if !std::mem::replace(&mut told, true) {
