@@ -24,7 +24,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         if unpacker.push(first).and_then(|()| unpacker.push(second)).is_ok() {
             let _ = unpacker.finish();
         }
-        let names: Vec<_> = std::fs::read_dir(outside.path()).expect("read").map(|e| e.expect("an entry").file_name()).collect();
+        let names: Vec<_> =
+            std::fs::read_dir(outside.path()).expect("read").map(|e| e.expect("an entry").file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");
         assert_eq!(std::fs::read(outside.path().join("witness")).expect("a witness"), b"untouched");
         std::fs::remove_dir_all(&inside).expect("removed");

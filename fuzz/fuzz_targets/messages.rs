@@ -5,8 +5,9 @@ use mainbrella_guest_protocol::pb;
 
 macro_rules! decode {
     ($bytes:expr, $($message:ident / $view:ident),* $(,)?) => {$(
-        if let Ok(view) = pb::$view::decode_view($bytes) {
-            let owned = view.to_owned_message();
+        if let Ok(view) = pb::$view::decode_view($bytes)
+            && let Ok(owned) = view.to_owned_message()
+        {
             // What was taken can be said again, and is then the same.
             let again = pb::$message::decode_from_slice(&owned.encode_to_vec()).expect("what was encoded");
             assert_eq!(again, owned);
