@@ -1,10 +1,8 @@
 //! Verbs on machines and keys.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::json as value;
 
-use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, run_with, snapshot, told};
+use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, snapshot, told};
 
 #[test]
 fn create_prints_the_name_and_sends_what_was_asked() {

@@ -1,5 +1,6 @@
 //! The command as its users meet it: exit code, standard output, standard error.
 
+mod contexts;
 mod copies;
 mod exec;
 mod helps;
