@@ -73,6 +73,29 @@ fn streams(cli: &Cli, name: &str) {
     assert_eq!(cli.code(&["exec", name, "-c", "! pgrep -x sleep"]), 0, "nothing of it runs on");
 }
 
+/// Code whose state survives from one command to the next.
+fn contexts(cli: &Cli, name: &str) {
+    let id = cli.ok(&["context", "create", name]);
+    let id = id.trim();
+    assert_eq!(cli.ok(&["context", "run", name, id, "x = 41; print('set')"]), "set\n");
+    let out = tempfile::tempdir().expect("temp dir");
+    let code = "from IPython.display import HTML, display; display(HTML('<b>hi</b>')); x + 1";
+    let dir = out.path().to_str().expect("text");
+    assert_eq!(cli.ok(&["context", "run", name, id, code, "--out", dir]), "<IPython.core.display.HTML object>\n42\n");
+    let saved: Vec<_> = std::fs::read_dir(dir).expect("listed").map(|e| e.expect("an entry").path()).collect();
+    assert_eq!(saved.len(), 1, "{saved:?}");
+    assert_eq!(std::fs::read(&saved[0]).expect("read"), b"<b>hi</b>");
+    let raised = cli.run(&["context", "run", name, id, "1/0"]);
+    assert_eq!(raised.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&raised.stderr).contains("ZeroDivisionError"));
+    assert_eq!(cli.code(&["context", "run", name, id, "-t", "1s", "import time; time.sleep(60)"]), 124);
+    assert!(cli.ok(&["context", "list", name]).contains("idle"));
+    assert_eq!(cli.ok(&["context", "restart", name, id]).split_whitespace().next(), Some(id));
+    assert_eq!(cli.code(&["context", "run", name, id, "x"]), 1, "its state is gone");
+    cli.ok(&["context", "rm", name, id]);
+    assert_eq!(cli.code(&["context", "run", name, id, "1"]), 3);
+}
+
 fn session(cli: &Cli) {
     let made = cli.ok(&[
         "create", "python", "--size", "micro", "--slot", "cli", "--ttl", "10m", "--label", "a=b", "--env", "X=1",
@@ -91,6 +114,7 @@ fn session(cli: &Cli) {
     assert_eq!((both.stdout.as_slice(), both.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
 
     streams(cli, name);
+    contexts(cli, name);
     let here = tempfile::tempdir().expect("temp dir");
     let (from, to) = (here.path().join("re\"port é"), here.path().join("back"));
     let data: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
