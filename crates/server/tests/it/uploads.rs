@@ -1,13 +1,10 @@
 //! Bodies that are refused before they are read: whoever only sends, and then looks, finds the answer and no reset.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::Service;
+use crate::common::Service;
 use serde_json::{Value, json};
 
 const SIZE: usize = 64 << 20;

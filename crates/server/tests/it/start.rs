@@ -1,7 +1,4 @@
 //! Starting and ending as the program does.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
@@ -24,7 +21,7 @@ fn free_port() -> std::net::SocketAddr {
 async fn a_service_starts_serves_ends_and_starts_again_with_the_same_key() {
     let dir = TempDir::new().unwrap();
     let data = dir.path().join("deep/data");
-    let mut config = common::config(&data);
+    let mut config = crate::common::config(&data);
     config.listen = free_port();
     let driver = FakeDriver::default();
     let mut keys = Vec::new();
@@ -42,7 +39,7 @@ async fn a_service_starts_serves_ends_and_starts_again_with_the_same_key() {
             .header("authorization", format!("Bearer {key}"))
             .body(Bytes::new())
             .unwrap();
-        assert_eq!(common::send(config.listen, request).await.status, 200);
+        assert_eq!(crate::common::send(config.listen, request).await.status, 200);
         keys.push(key);
 
         // A second one on this directory, or on this address, is told so in one sentence.
@@ -51,7 +48,7 @@ async fn a_service_starts_serves_ends_and_starts_again_with_the_same_key() {
         let e = prepare(&second, &SystemClock).await.err().unwrap();
         assert!(matches!(e, StartError::AlreadyRunning(_)), "{e}");
         assert!(e.to_string().starts_with("another service is using"), "{e}");
-        let elsewhere = common::config(&dir.path().join("other"));
+        let elsewhere = crate::common::config(&dir.path().join("other"));
         let mut busy = elsewhere.clone();
         busy.listen = config.listen;
         let e = prepare(&busy, &SystemClock).await.err().unwrap();
@@ -69,9 +66,9 @@ async fn a_directory_that_cannot_be_used_is_told_in_one_sentence() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let e = prepare(&common::config(&file), &SystemClock).await.err().unwrap();
+    let e = prepare(&crate::common::config(&file), &SystemClock).await.err().unwrap();
     assert!(matches!(e, StartError::DataDir { .. }), "{e}");
-    let mut config = common::config(&dir.path().join("data"));
+    let mut config = crate::common::config(&dir.path().join("data"));
     config.database = Some(mainbrella_server::config::DatabaseUrl("sqlite:/proc/none/x.sqlite".into()));
     config.listen = free_port();
     let e = prepare(&config, &SystemClock).await.err().unwrap();

@@ -1,13 +1,10 @@
 //! What every stream of events has in common: its headers, and an end that is one when the service goes down or the key is
 //! revoked.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
+use crate::common::{Machine, Service};
 use bytes::Bytes;
-use common::{Machine, Service};
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;

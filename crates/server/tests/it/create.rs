@@ -1,13 +1,10 @@
 //! Creating: idempotency, slots, failures, restarts of the service.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{Machine, Service, send};
+use crate::common::{Machine, Service, send};
 use mainbrella_engine::fake::FakeDriver;
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -1,14 +1,11 @@
 //! Managed jobs over HTTP: pages, event streams, WebSockets, input, and what is refused.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
+use crate::common::{Machine, Service};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use common::{Machine, Service};
 use futures::{SinkExt as _, StreamExt as _};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};

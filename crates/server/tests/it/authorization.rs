@@ -1,11 +1,8 @@
 //! Every operation of the description, under every kind of caller. The list is the description itself; what is open
 //! or for admins only stands in `authorization-exceptions.json`, and must stand there.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::{Machine, Service};
 use bytes::Bytes;
-use common::{Machine, Service};
 use http::{Method, Request};
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_store::KeyRole;
@@ -19,7 +16,7 @@ struct Operation {
 }
 
 fn operations() -> Vec<Operation> {
-    let d = common::document();
+    let d = crate::common::document();
     let mut list = Vec::new();
     for (path, item) in d["paths"].as_object().unwrap() {
         for (method, o) in item.as_object().unwrap() {
@@ -261,7 +258,7 @@ async fn revoking_takes_effect_at_once_and_ends_what_is_open() {
         .body(Bytes::from(json!({"command": "hang", "timeoutMs": 60_000}).to_string()))
         .unwrap();
     let address = s.address;
-    let running = tokio::spawn(async move { common::send(address, running).await });
+    let running = tokio::spawn(async move { crate::common::send(address, running).await });
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert!(!running.is_finished());
     assert_eq!(s.delete(&format!("/v1/keys/{id}")).await.status, 204);

@@ -1,7 +1,4 @@
 //! The committed description is fresh and whole.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use serde_json::Value;
 
@@ -24,7 +21,7 @@ fn the_committed_configuration_page_is_fresh() {
 
 #[test]
 fn the_description_is_openapi_3_1_and_every_part_is_described() {
-    let d = common::document();
+    let d = crate::common::document();
     assert!(d["openapi"].as_str().unwrap().starts_with("3.1."));
     let mut ids = std::collections::HashSet::new();
     for (path, item) in d["paths"].as_object().unwrap() {
@@ -58,7 +55,7 @@ fn the_description_is_openapi_3_1_and_every_part_is_described() {
 
 #[test]
 fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
-    let d = common::document();
+    let d = crate::common::document();
     fn walk(v: &Value, d: &Value, count: &mut usize) {
         match v {
             Value::Object(map) => {
@@ -106,12 +103,12 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
 
 #[tokio::test]
 async fn the_service_serves_what_is_committed_and_has_every_path_in_it() {
-    let s = common::Service::start().await;
+    let s = crate::common::Service::start().await;
     let request =
         http::Request::builder().uri("/v1/openapi.json").header("host", "localhost").body(Default::default()).unwrap();
     let reply = s.send(request).await;
-    assert_eq!(reply.json(), common::document());
-    for (path, item) in common::document()["paths"].as_object().unwrap() {
+    assert_eq!(reply.json(), crate::common::document());
+    for (path, item) in crate::common::document()["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys() {
             let method = http::Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
             let request = s.request(method.clone(), &path.replace("{id}", "x")).body(Default::default()).unwrap();

@@ -1,12 +1,9 @@
 //! Code contexts through HTTP, against the scripted bridge of the fake driver.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::Duration;
 
+use crate::common::{Machine, Reply, Service};
 use bytes::Bytes;
-use common::{Machine, Reply, Service};
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;

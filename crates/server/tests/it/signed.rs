@@ -1,12 +1,9 @@
 //! Signed URLs: what they open, and everything that ends them.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 
+use crate::common::{Machine, Reply, Service};
 use bytes::Bytes;
-use common::{Machine, Reply, Service};
 use http::{Method, Request};
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_store::KeyRole;

@@ -1,13 +1,10 @@
 //! Directories, trees and watches over HTTP.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::common::{Machine, Reply, Service};
 use bytes::Bytes;
-use common::{Machine, Reply, Service};
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;

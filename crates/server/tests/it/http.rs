@@ -1,12 +1,9 @@
 //! The HTTP layer: one form of error, ids, rates, bounds, the log, the end.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::Duration;
 
+use crate::common::{Service, send};
 use bytes::Bytes;
-use common::{Service, send};
 use http::{Method, Request};
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_store::KeyRole;

@@ -1,12 +1,9 @@
 //! Using machines: fencing, leases, lists, commands, files.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::{Machine, Service};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use common::{Machine, Service};
 use http::Method;
 use mainbrella_engine::ExitReport;
 use serde_json::{Value, json};
