@@ -269,6 +269,10 @@ limits! {
     json_body_max_bytes = JSON_BODY_MAX;
     /// Longest label of a key.
     key_name_max_bytes = KEY_NAME_MAX;
+    /// Most rules of one egress policy.
+    egress_rules_max = EGRESS_RULES_MAX;
+    /// Longest host name.
+    host_name_max_bytes = HOST_NAME_MAX;
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Nothing here performs I/O, reads a clock or awaits; time enters as an argument ([`Millis`]).
 
 pub mod capability;
+pub mod egress;
 pub mod error;
 pub mod id;
 pub mod lease;
@@ -13,6 +14,7 @@ pub mod state;
 pub mod time;
 
 pub use capability::{Accelerator, DriverReport, Isolation, JailReport};
+pub use egress::{AllowList, Decision, Denial, EgressPolicy, EgressRule, HostName, Target};
 pub use error::{ErrorCode, Retry};
 pub use id::{Generation, GenerationKey, IdError, MachineId, ProjectId, TemplateName};
 pub use lease::{Lease, LeaseEnd};

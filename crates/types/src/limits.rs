@@ -72,3 +72,8 @@ const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECO
 const _: () = assert!(OUTPUT_LIMIT_DEFAULT <= OUTPUT_LIMIT_MAX);
 // A blocking command with the longest argv, a full environment and full inline input (as base64) fits one body.
 const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 * 4 < JSON_BODY_MAX);
+
+/// Most rules of one egress policy.
+pub const EGRESS_RULES_MAX: usize = 256;
+/// Longest host name, bytes.
+pub const HOST_NAME_MAX: usize = 253;

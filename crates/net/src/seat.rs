@@ -1,0 +1,171 @@
+//! Attaching a seat: rules first, then links, then listeners.
+
+use std::fs;
+use std::sync::Arc;
+
+use mainbrella_types::EgressPolicy;
+use mainbrella_types::egress::{GATEWAY_ADDRESS, GUEST_PREFIX};
+
+use crate::error::{NetError, io_error};
+use crate::events::EgressLog;
+use crate::gateway::Gateway;
+use crate::namespace::Namespace;
+use crate::resolve::Outside;
+use crate::uplink::Uplink;
+use crate::{link, nft, rules, tap};
+
+/// What a seat needs.
+#[derive(Clone)]
+pub struct SeatOrder {
+    /// Its number among living seats.
+    pub index: u32,
+    /// Where its tap is.
+    pub namespace: Namespace,
+    /// The host's side; `None`: `open` is refused.
+    pub uplink: Option<Arc<Uplink>>,
+    /// How the gateway reaches the world.
+    pub outside: Arc<dyn Outside>,
+}
+
+/// An attached seat. Dropping it ends its listeners; links and rules end with the namespace.
+pub struct Seat {
+    order: SeatOrder,
+    log: Arc<EgressLog>,
+    policy: EgressPolicy,
+    gateway: Option<Gateway>,
+}
+
+impl Seat {
+    /// Loads the rules of a new seat and brings its link up, under `off`. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    /// When something is refused. The link is down then.
+    pub fn prepare(namespace: &Namespace) -> Result<(), NetError> {
+        namespace.run_async(|| async {
+            // Whatever the host has set for new namespaces: nothing is forwarded, and there is no IPv6.
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+            for which in ["all", "default"] {
+                // A kernel without IPv6 has no such file, and no IPv6.
+                let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
+            }
+            nft::load(&rules::seat())?;
+            let netlink = link::netlink()?;
+            let missing = || NetError::Io("looking for the tap", std::io::ErrorKind::NotFound.into());
+            let tap = link::index(&netlink, tap::NAME).await?.ok_or_else(missing)?;
+            link::set_mac(&netlink, tap, tap::GATEWAY_MAC).await?;
+            link::address(&netlink, tap, GATEWAY_ADDRESS, GUEST_PREFIX).await?;
+            link::up(&netlink, tap).await?;
+            let lo = link::index(&netlink, "lo").await?.ok_or_else(missing)?;
+            link::up(&netlink, lo).await
+        })
+    }
+
+    /// Puts a prepared seat under `policy`. Also for a seat of a machine that was found after a restart of the service.
+    ///
+    /// # Errors
+    /// When something is refused. The seat is `off` then.
+    pub fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
+        let mut seat = Self { order, log: Arc::default(), policy: EgressPolicy::Off, gateway: None };
+        seat.enforce(&policy)?;
+        seat.policy = policy;
+        Ok(seat)
+    }
+
+    /// Changes the policy. From `off` there is no change. Connections made under the former policy end.
+    ///
+    /// # Errors
+    /// When it is not allowed, or something is refused; the seat is `off` then.
+    pub fn change(&mut self, policy: EgressPolicy) -> Result<(), NetError> {
+        if !self.policy.may_become(&policy) {
+            return Err(NetError::Config("a machine without a network never gets one".to_owned()));
+        }
+        self.enforce(&policy)?;
+        self.policy = policy;
+        Ok(())
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub const fn policy(&self) -> &EgressPolicy {
+        &self.policy
+    }
+
+    /// What was denied.
+    #[must_use]
+    pub fn log(&self) -> Arc<EgressLog> {
+        self.log.clone()
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.order.namespace
+    }
+
+    fn enforce(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        self.gateway = None;
+        let done = self.set(policy);
+        if done.is_err() {
+            self.gateway = None;
+            if let Err(e) = self.way_out(false) {
+                tracing::error!(error = %e, "a seat could not be closed");
+            }
+        }
+        done
+    }
+
+    fn set(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        self.way_out(*policy == EgressPolicy::Open)?;
+        if *policy != EgressPolicy::Off {
+            let (outside, log) = (self.order.outside.clone(), self.log.clone());
+            self.gateway = Some(Gateway::start(&self.order.namespace, policy.clone(), outside, log)?);
+        }
+        Ok(())
+    }
+
+    /// Makes the link that leads out, or takes it away.
+    fn way_out(&self, open: bool) -> Result<(), NetError> {
+        let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
+            .map_err(io_error("opening the host's network namespace"))?;
+        let addresses = match (&self.order.uplink, open) {
+            (_, false) => None,
+            (None, true) => return Err(NetError::Config("this host cannot give machines a way out".to_owned())),
+            (Some(up), true) => {
+                let pair = rules::pair(up.block(), self.order.index);
+                let pair = pair.ok_or_else(|| NetError::Config("the network block has no address left".to_owned()))?;
+                Some((up.link(self.order.index), pair))
+            }
+        };
+        self.order.namespace.run_async(|| async {
+            let netlink = link::netlink()?;
+            let existing = link::index(&netlink, rules::OUT).await?;
+            let Some((name, (host_side, seat_side))) = &addresses else {
+                fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+                return match existing {
+                    Some(index) => link::remove(&netlink, index).await,
+                    None => Ok(()),
+                };
+            };
+            if existing.is_some() {
+                // It is there since before a restart of the service.
+                return Ok(());
+            }
+            link::pair(&netlink, rules::OUT, name, &host).await?;
+            host.run_async(|| async {
+                let netlink = link::netlink()?;
+                let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+                let index = link::index(&netlink, name).await?.ok_or_else(missing)?;
+                // Only this link: nothing on it is taken from the host's own settings.
+                let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+                link::address(&netlink, index, *host_side, 30).await?;
+                link::up(&netlink, index).await
+            })?;
+            let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+            let index = link::index(&netlink, rules::OUT).await?.ok_or_else(missing)?;
+            link::address(&netlink, index, *seat_side, 30).await?;
+            link::up(&netlink, index).await?;
+            link::default_route(&netlink, *host_side).await?;
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))
+        })
+    }
+}

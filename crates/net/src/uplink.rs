@@ -1,0 +1,85 @@
+//! The host's side of `open` seats: forwarding, translation, and the rules that keep them from anything but the public
+//! internet. Loaded before any seat has a way out; if it does not load, `open` is not offered.
+
+use std::fs;
+
+use ipnet::Ipv4Net;
+
+use crate::error::{NetError, io_error};
+use crate::{nft, rules};
+
+/// Settings of the host's side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkConfig {
+    /// Name of this service instance among others on the host, at most 6 letters and digits.
+    pub instance: String,
+    /// The block seats get their addresses from.
+    pub block: Ipv4Net,
+}
+
+/// The host's side, in force.
+#[derive(Clone, Debug)]
+pub struct Uplink {
+    config: UplinkConfig,
+}
+
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+
+impl Uplink {
+    /// Loads the host's rules, in the namespace of the calling thread, then turns forwarding on.
+    ///
+    /// # Errors
+    /// When a rule or setting is refused. Nothing is forwarded then.
+    pub fn open(config: UplinkConfig) -> Result<Self, NetError> {
+        let fine =
+            (1..=6).contains(&config.instance.len()) && config.instance.bytes().all(|b| b.is_ascii_alphanumeric());
+        if !fine || rules::capacity(config.block) == 0 {
+            return Err(NetError::Config("the network block must be /30 or larger".to_owned()));
+        }
+        let uplink = Self { config };
+        let marker = uplink.table();
+        let was_on = fs::read_to_string(FORWARDING).map_err(io_error("reading the forwarding setting"))?.trim() == "1";
+        // Our own earlier start may have turned it on: the guard stays while the table says so.
+        let guarded = !was_on || nft::has_guard(&marker);
+        nft::load(&rules::host(&marker, &uplink.prefix(), uplink.config.block, guarded))?;
+        if !was_on {
+            fs::write(FORWARDING, "1").map_err(io_error("turning forwarding on"))?;
+        }
+        Ok(uplink)
+    }
+
+    fn table(&self) -> String {
+        format!("mainbrella_{}", self.config.instance)
+    }
+
+    /// What names of the host's ends begin with.
+    #[must_use]
+    pub fn prefix(&self) -> String {
+        format!("mb{}-", self.config.instance)
+    }
+
+    /// Name of the host's end of a seat's link.
+    #[must_use]
+    pub fn link(&self, index: u32) -> String {
+        format!("{}{index:x}", self.prefix())
+    }
+
+    /// The block.
+    #[must_use]
+    pub const fn block(&self) -> Ipv4Net {
+        self.config.block
+    }
+
+    /// Takes the rules away; for the end of the service when no machine is left. Forwarding is turned off again if it was
+    /// turned on here.
+    ///
+    /// # Errors
+    /// When the packet filter refuses.
+    pub fn close(&self) -> Result<(), NetError> {
+        let guarded = nft::has_guard(&self.table());
+        if guarded {
+            fs::write(FORWARDING, "0").map_err(io_error("turning forwarding off"))?;
+        }
+        nft::load(&format!("table inet {0} {{}}\ndelete table inet {0}\n", self.table()))
+    }
+}

@@ -1,0 +1,403 @@
+//! Seats on a host of namespaces: a host, a world with public and private addresses behind it, and guests that are not
+//! machines but namespaces on the other end of the link. Needs root. Nothing outside these namespaces is touched.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use hickory_proto::op::{Message, Query};
+use hickory_proto::rr::{Name, RData, RecordType};
+use mainbrella_net::namespace::Namespace;
+use mainbrella_net::resolve::Outside;
+use mainbrella_net::{EgressEvent, NetError, Seat, SeatOrder, Uplink, UplinkConfig, Verdict};
+use mainbrella_types::{AllowList, EgressPolicy, HostName};
+
+const PUBLIC: &str = "93.184.216.34";
+const OTHER: &str = "93.184.217.9";
+const PRIVATE: &str = "10.9.9.9";
+const METADATA: &str = "169.254.169.254";
+const WAIT: Duration = Duration::from_millis(1500);
+
+/// Runs a command line in a namespace.
+fn sh(ns: &Namespace, text: &str) {
+    ns.run(|| {
+        let out = Command::new("sh").args(["-ec", text]).output().map_err(|e| NetError::Io("sh", e))?;
+        assert!(out.status.success(), "{text}: {}", String::from_utf8_lossy(&out.stderr));
+        Ok(())
+    })
+    .expect("the command runs");
+}
+
+/// Moves one end of a new pair into another namespace.
+fn join(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) {
+    use std::os::fd::AsRawFd as _;
+    let fd = b.fd().as_raw_fd();
+    let path = format!("/proc/{}/fd/{fd}", std::process::id());
+    sh(a, &format!("ip link add {a_name} type veth peer name {b_name} netns {path} && ip link set {a_name} up"));
+    sh(b, &format!("ip link set {b_name} up; ip link set lo up"));
+}
+
+/// Answers every connection with who asked and, for what looks like HTTP, which host was asked for.
+fn serve(ns: &Namespace, at: &'static [&'static str]) {
+    for at in at {
+        let listener = ns.run(|| TcpListener::bind(at).map_err(|e| NetError::Io("bind", e))).expect(at);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                std::thread::spawn(move || {
+                    let _ = stream.set_read_timeout(Some(Duration::from_millis(300)));
+                    let mut buffer = [0u8; 2048];
+                    let n = stream.read(&mut buffer).unwrap_or(0);
+                    let who = stream.peer_addr().map(|a| a.ip().to_string()).unwrap_or_default();
+                    let first = String::from_utf8_lossy(&buffer[..n]).lines().next().unwrap_or("").to_owned();
+                    let _ = stream.write_all(format!("from {who}: {first}").as_bytes());
+                });
+            }
+        });
+    }
+}
+
+/// A resolver with a fixed book, connecting from the namespace of the thread the runtime runs on.
+struct Book(Vec<(&'static str, Vec<&'static str>)>);
+
+impl Outside for Book {
+    fn resolve<'a>(&'a self, name: &'a HostName) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+        let found = self.0.iter().find(|(n, _)| *n == name.as_str());
+        let addresses = found.map(|(_, a)| a.iter().map(|a| a.parse().expect("an address")).collect());
+        Box::pin(async move { addresses.ok_or_else(|| io::ErrorKind::NotFound.into()) })
+    }
+    fn connect(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<tokio::net::TcpStream>> {
+        Box::pin(tokio::net::TcpStream::connect(to))
+    }
+    fn ask<'a>(&'a self, _: &'a [u8]) -> BoxFuture<'a, io::Result<Vec<u8>>> {
+        Box::pin(async { Err(io::ErrorKind::NotConnected.into()) })
+    }
+}
+
+struct Ground {
+    host: Namespace,
+    world: Namespace,
+}
+
+struct Guest {
+    inside: Namespace,
+    seat: Namespace,
+}
+
+impl Ground {
+    fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "this tier needs root");
+        let (host, world) = (Namespace::new().expect("a namespace"), Namespace::new().expect("a namespace"));
+        join(&host, "wan", &world, "lan");
+        sh(&host, "ip link set lo up; ip addr add 203.0.113.1/24 dev wan; ip route add default via 203.0.113.2");
+        sh(
+            &world,
+            &format!(
+                "ip addr add 203.0.113.2/24 dev lan; for a in {PUBLIC} {OTHER} {PRIVATE} {METADATA}; do ip addr add $a/32 dev lo; done"
+            ),
+        );
+        serve(&world, &["0.0.0.0:80", "0.0.0.0:443", "0.0.0.0:5432"]);
+        serve(&host, &["0.0.0.0:8787"]);
+        Self { host, world }
+    }
+
+    fn guest(&self) -> Guest {
+        let (seat, inside) = (Namespace::new().expect("a namespace"), Namespace::new().expect("a namespace"));
+        join(&seat, "tap0", &inside, "eth0");
+        sh(
+            &inside,
+            "ip link set eth0 address 02:4d:42:00:00:02; ip addr add 172.31.255.2/30 dev eth0; ip route add default via 172.31.255.1",
+        );
+        Seat::prepare(&seat).expect("prepared");
+        Guest { inside, seat }
+    }
+
+    /// Runs a test on a runtime inside the host's namespace.
+    fn run<F: Future<Output = ()>>(&self, test: impl FnOnce(Arc<Uplink>) -> F + Send) {
+        let config = UplinkConfig { instance: "t1".into(), block: "10.201.0.0/16".parse().expect("a block") };
+        self.host
+            .run(|| {
+                let uplink = Arc::new(Uplink::open(config)?);
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                runtime.block_on(test(uplink.clone()));
+                drop(runtime);
+                uplink.close()
+            })
+            .expect("the host's side");
+    }
+}
+
+impl Guest {
+    fn order(&self, index: u32, uplink: &Arc<Uplink>, book: Book) -> SeatOrder {
+        SeatOrder { index, namespace: self.seat.clone(), uplink: Some(uplink.clone()), outside: Arc::new(book) }
+    }
+
+    /// What a connection from inside says, or why there is none.
+    async fn get(&self, to: &str, say: &[u8]) -> Result<String, io::ErrorKind> {
+        let (ns, to, say) = (self.inside.clone(), to.parse::<SocketAddr>().expect("an address"), say.to_vec());
+        tokio::task::spawn_blocking(move || {
+            ns.run(|| {
+                Ok((|| {
+                    let mut stream = TcpStream::connect_timeout(&to, WAIT)?;
+                    stream.set_read_timeout(Some(WAIT))?;
+                    stream.write_all(&say)?;
+                    let mut text = String::new();
+                    stream.read_to_string(&mut text)?;
+                    Ok::<_, io::Error>(text)
+                })()
+                .map_err(|e| e.kind()))
+            })
+            .expect("the namespace")
+        })
+        .await
+        .expect("no panic")
+    }
+
+    /// The address the machine's name server gives for a name.
+    async fn lookup(&self, name: &str, server: &str) -> Option<Ipv4Addr> {
+        let mut m = Message::query();
+        m.add_query(Query::query(Name::from_ascii(name).expect("a name"), RecordType::A));
+        let (ns, server, q) = (self.inside.clone(), format!("{server}:53"), m.to_vec().expect("encodes"));
+        tokio::task::spawn_blocking(move || {
+            ns.run(|| {
+                let socket = UdpSocket::bind("0.0.0.0:0").map_err(|e| NetError::Io("bind", e))?;
+                socket.set_read_timeout(Some(WAIT)).map_err(|e| NetError::Io("time-out", e))?;
+                let mut buffer = [0u8; 2048];
+                let n = socket.send_to(&q, server.as_str()).and_then(|_| socket.recv(&mut buffer));
+                let Ok(n) = n else { return Ok(None) };
+                let answer = Message::from_vec(&buffer[..n]).expect("a message");
+                Ok(answer.answers.iter().find_map(|r| if let RData::A(a) = &r.data { Some(a.0) } else { None }))
+            })
+            .expect("the namespace")
+        })
+        .await
+        .expect("no panic")
+    }
+}
+
+fn list(rules: &[&str], dry_run: bool) -> EgressPolicy {
+    EgressPolicy::AllowList(
+        AllowList::new(rules.iter().map(|r| r.parse().expect("a rule")).collect(), dry_run).expect("few"),
+    )
+}
+
+fn empty() -> Book {
+    Book(Vec::new())
+}
+
+fn hello(host: &str) -> Vec<u8> {
+    format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes()
+}
+
+/// A TLS hello that names `host`.
+fn tls_hello(host: &str) -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = rustls::pki_types::ServerName::try_from(host.to_owned()).expect("a name");
+    let mut connection = rustls::ClientConnection::new(Arc::new(config), name).expect("a connection");
+    let mut bytes = Vec::new();
+    connection.write_tls(&mut bytes).expect("a hello");
+    bytes
+}
+
+fn reasons(events: &[EgressEvent]) -> String {
+    events
+        .iter()
+        .map(|e| {
+            format!("{} {:?} {}: {}\n", e.port, e.name, e.address.map(|a| a.to_string()).unwrap_or_default(), e.reason)
+        })
+        .collect()
+}
+
+#[test]
+fn a_seat_that_is_off_answers_nothing() {
+    let ground = Ground::new();
+    let guest = ground.guest();
+    ground.run(|uplink| async move {
+        let mut seat = Seat::attach(guest.order(0, &uplink, empty()), EgressPolicy::Off).expect("attached");
+        for to in [PUBLIC, PRIVATE, METADATA, "203.0.113.1", "172.31.255.1", "198.18.0.1"] {
+            for port in [80, 443, 53, 8787, 3128, 2] {
+                assert!(guest.get(&format!("{to}:{port}"), b"x").await.is_err(), "{to}:{port}");
+            }
+        }
+        for server in ["172.31.255.1", PUBLIC, "203.0.113.1"] {
+            assert_eq!(guest.lookup("example.org.", server).await, None, "{server}");
+        }
+        assert!(seat.change(EgressPolicy::Open).is_err(), "off stays off");
+        assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
+    });
+}
+
+#[test]
+fn an_open_seat_reaches_the_public_internet_and_nothing_else() {
+    let ground = Ground::new();
+    let (one, two) = (ground.guest(), ground.guest());
+    ground.run(|uplink| async move {
+        let seat = Seat::attach(one.order(0, &uplink, empty()), EgressPolicy::Open).expect("attached");
+        let _other = Seat::attach(two.order(1, &uplink, empty()), EgressPolicy::Open).expect("attached");
+        serve(&two.inside, &["0.0.0.0:80"]);
+        let said = one.get(&format!("{PUBLIC}:80"), b"hi").await;
+        assert_eq!(said.as_deref(), Ok("from 203.0.113.1: hi"), "translated to the host's own address");
+        // Private, metadata, the host by each of its addresses, its end of the link, the neighbour and its link.
+        for to in [
+            "10.9.9.9:80", "169.254.169.254:80", "203.0.113.1:8787", "10.201.0.1:8787", "10.201.0.2:80", "10.201.0.5:8787",
+            "10.201.0.6:80", "127.0.0.1:8787", "172.31.255.1:8787", "198.18.0.1:80", "224.0.0.1:80", "255.255.255.255:80",
+        ] {
+            assert!(one.get(to, b"x").await.is_err(), "{to}");
+        }
+        // A machine that takes another address, its neighbour's, or another card.
+        for change in [
+            "ip addr add 172.31.255.9/32 dev eth0; ip route change default via 172.31.255.1 src 172.31.255.9",
+            "ip addr add 10.201.0.6/32 dev eth0; ip route change default via 172.31.255.1 src 10.201.0.6",
+        ] {
+            sh(&one.inside, change);
+            assert!(one.get(&format!("{PUBLIC}:80"), b"x").await.is_err(), "{change}");
+        }
+        sh(&one.inside, "ip route change default via 172.31.255.1 src 172.31.255.2");
+        assert!(one.get(&format!("{PUBLIC}:80"), b"x").await.is_ok(), "back with its own");
+        sh(&one.inside, "ip link set eth0 down; ip link set eth0 address 02:4d:42:00:00:09; ip link set eth0 up; ip route add default via 172.31.255.1");
+        assert!(one.get(&format!("{PUBLIC}:80"), b"x").await.is_err(), "another card");
+        assert!(two.get(&format!("{PUBLIC}:80"), b"x").await.is_ok(), "the neighbour is not disturbed");
+        // No IPv6 at all.
+        sh(&two.inside, "ip -6 addr add 2606:2800::2/64 dev eth0 nodad; ip -6 route add default via 2606:2800::1 dev eth0 || true");
+        assert!(two.get("[2606:2800::1]:80", b"x").await.is_err());
+        drop(seat);
+        assert!(one.lookup("example.org.", "172.31.255.1").await.is_none(), "a dropped seat has no name server");
+    });
+}
+
+#[test]
+fn an_allow_list_is_enforced_by_name_whatever_the_address() {
+    let ground = Ground::new();
+    let guest = ground.guest();
+    ground.run(|uplink| async move {
+        let book = Book(vec![
+            ("good.example", vec![PUBLIC]),
+            ("db.example", vec![PUBLIC]),
+            ("rebind.example", vec!["127.0.0.1", METADATA, PRIVATE, "203.0.113.1", "::ffff:10.9.9.9"]),
+            ("evil.example", vec![OTHER]),
+        ]);
+        let policy = list(&["good.example", "db.example:5432", "rebind.example", "93.184.216.0/24:443"], false);
+        let mut seat = Seat::attach(guest.order(7, &uplink, book), policy).expect("attached");
+        let log = seat.log();
+        // By name, on the web's ports and on one that never says a name.
+        let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
+        let said = guest.get(&format!("{good}:80"), &hello("good.example")).await;
+        assert_eq!(said.as_deref(), Ok("from 203.0.113.1: GET / HTTP/1.1"));
+        assert!(guest.get(&format!("{good}:443"), &tls_hello("good.example")).await.is_ok());
+        let db = guest.lookup("db.example.", "172.31.255.1").await.expect("an address");
+        assert!(guest.get(&format!("{db}:5432"), b"startup").await.is_ok());
+        assert!(guest.get(&format!("{db}:443"), &tls_hello("db.example")).await.is_err(), "another port of it");
+        // By whatever address, if the connection says an allowed name: the host resolves it itself.
+        let said = guest.get(&format!("{OTHER}:80"), &hello("good.example")).await;
+        assert!(said.is_ok(), "{said:?}");
+        // By an allowed address.
+        assert!(guest.get(&format!("{PUBLIC}:443"), b"\x01raw").await.is_ok());
+        assert_eq!(log.after(0, 99).1, 1, "{}", reasons(&log.after(0, 99).0));
+        // Names that are not allowed, forged names, names and addresses that disagree, names that lead inwards.
+        assert_eq!(guest.lookup("evil.example.", "172.31.255.1").await, None);
+        let rebind = guest.lookup("rebind.example.", "172.31.255.1").await.expect("an address");
+        for (to, say) in [
+            (format!("{OTHER}:80"), hello("evil.example")),
+            (format!("{OTHER}:443"), tls_hello("evil.example")),
+            (format!("{good}:443"), tls_hello("evil.example")),
+            (format!("{good}:80"), hello("evil.example")),
+            (format!("{good}:80"), b"\x00\x01not http".to_vec()),
+            (format!("{good}:22"), b"SSH-2.0-x\r\n".to_vec()),
+            (format!("{rebind}:80"), hello("rebind.example")),
+            (format!("{PUBLIC}:22"), b"SSH-2.0-x\r\n".to_vec()),
+            (format!("{OTHER}:5432"), b"startup".to_vec()),
+            (format!("{PRIVATE}:80"), hello("good.example")),
+            (format!("{METADATA}:80"), hello("good.example")),
+            ("203.0.113.1:8787".to_owned(), hello("good.example")),
+            ("172.31.255.1:8787".to_owned(), hello("good.example")),
+            ("172.31.255.1:2".to_owned(), hello("good.example")),
+            ("198.19.255.254:80".to_owned(), hello("evil.example")),
+        ] {
+            let before = log.after(0, 999).1;
+            let said = guest.get(&to, &say).await;
+            assert!(said.as_deref().map_or(true, str::is_empty), "{to}: {said:?}");
+            let own = to.starts_with("172.31.255.1");
+            assert!(own || log.after(0, 999).1 > before, "{to} left no event");
+        }
+        // Other name servers are out of reach, and so is everything that is not TCP.
+        assert_eq!(guest.lookup("good.example.", PUBLIC).await, None);
+        // The proxy decides the same way.
+        let said =
+            guest.get("172.31.255.1:3128", b"CONNECT good.example:80 HTTP/1.1\r\n\r\nhi").await.expect("an answer");
+        assert!(said.starts_with("HTTP/1.1 200") && said.ends_with("from 203.0.113.1: hi"), "{said}");
+        let said =
+            guest.get("172.31.255.1:3128", b"GET http://good.example/x HTTP/1.1\r\n\r\n").await.expect("an answer");
+        assert_eq!(said, "from 203.0.113.1: GET /x HTTP/1.1");
+        for bad in
+            ["evil.example:443", "good.example:22", "127.0.0.1:8787", "10.9.9.9:80", "[::1]:80", "rebind.example:80"]
+        {
+            let said = guest
+                .get("172.31.255.1:3128", format!("CONNECT {bad} HTTP/1.1\r\n\r\n").as_bytes())
+                .await
+                .expect("an answer");
+            assert!(said.starts_with("HTTP/1.1 403") || said.starts_with("HTTP/1.1 502"), "{bad}: {said}");
+        }
+        // Another list, live.
+        seat.change(list(&["evil.example"], false)).expect("changed");
+        assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.map_or(true, |s| s.is_empty()));
+        let evil = guest.lookup("evil.example.", "172.31.255.1").await.expect("an address");
+        assert!(guest.get(&format!("{evil}:80"), &hello("evil.example")).await.is_ok());
+        // Only watching.
+        seat.change(list(&[], true)).expect("changed");
+        let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
+        assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_ok());
+        let (events, _, would) = log.after(0, 999);
+        assert!(would >= 1 && events.last().is_some_and(|e| e.verdict == Verdict::WouldDeny), "{}", reasons(&events));
+        // And off.
+        seat.change(EgressPolicy::Off).expect("changed");
+        assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_err());
+    });
+}
+
+#[test]
+fn a_seat_ends_with_its_namespace_and_leaves_nothing() {
+    let ground = Ground::new();
+    let links = |ground: &Ground| {
+        ground
+            .host
+            .run(|| Ok(std::fs::read_to_string("/proc/thread-self/net/dev").expect("links").matches("mbt1-").count()))
+            .expect("the namespace")
+    };
+    let guests: Vec<Guest> = (0..5).map(|_| ground.guest()).collect();
+    ground.run(|uplink| async move {
+        for (n, guest) in guests.iter().enumerate() {
+            let index = u32::try_from(n).expect("few");
+            let _seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).expect("attached");
+            assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
+            // The service is gone and comes back: the seat is found as it was.
+            drop(_seat);
+            let _seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).expect("attached again");
+            assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
+        }
+        drop(guests);
+    });
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while links(&ground) > 0 {
+        assert!(std::time::Instant::now() < until, "links are left");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let rules = ground
+        .host
+        .run(|| Ok(Command::new("nft").args(["list", "tables"]).output().expect("nft").stdout))
+        .expect("the namespace");
+    assert_eq!(String::from_utf8_lossy(&rules), "", "no table is left");
+    let forwarding = ground
+        .host
+        .run(|| Ok(std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("a setting")))
+        .expect("the namespace");
+    assert_eq!(forwarding.trim(), "0", "forwarding is as it was");
+    drop(ground.world);
+}
