@@ -11,7 +11,7 @@ use mainbrella_types::{Decision, EgressPolicy, HostName};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,7 +19,7 @@ use crate::error::{NetError, io_error};
 use crate::events::{EgressLog, Verdict};
 use crate::names::{BLOCK, Names};
 use crate::namespace::Namespace;
-use crate::resolve::{Outside, Unreached, connect, reach};
+use crate::resolve::{Outside, Unreached, connect, inward, reach};
 use crate::rules::{GATEWAY_PORT, PROXY_PORT};
 use crate::sniff::{Sniffed, sniff};
 use crate::{dns, sniff as sniffing};
@@ -37,7 +37,7 @@ const HEAD_MAX: usize = 16 * 1024;
 
 /// What the parts share.
 struct Shared {
-    policy: watch::Receiver<EgressPolicy>,
+    policy: EgressPolicy,
     names: Names,
     outside: Arc<dyn Outside>,
     log: Arc<EgressLog>,
@@ -45,8 +45,7 @@ struct Shared {
 
 /// A running gateway. Ends with all its connections when dropped.
 pub struct Gateway {
-    policy: watch::Sender<EgressPolicy>,
-    _tasks: Vec<AbortOnDropHandle<()>>,
+    tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 struct Sockets {
@@ -82,8 +81,7 @@ impl Gateway {
             };
             made().map_err(io_error("listening in a network seat"))
         })?;
-        let (sender, receiver) = watch::channel(policy);
-        let shared = Arc::new(Shared { policy: receiver, names: Names::default(), outside, log });
+        let shared = Arc::new(Shared { policy, names: Names::default(), outside, log });
         let io = io_error;
         let mut tasks = vec![
             spawn(lookups(UdpSocket::from_std(sockets.dns).map_err(io("a socket"))?, shared.clone())),
@@ -93,13 +91,17 @@ impl Gateway {
             tasks.push(spawn(serve(listener(gateway)?, shared.clone(), transparent)));
             tasks.push(spawn(serve(listener(proxy)?, shared, proxied)));
         }
-        Ok(Self { policy: sender, _tasks: tasks })
+        Ok(Self { tasks })
     }
 
-    /// Puts another allow-list in force: for lookups and new connections from now on. Connections that are open end when
-    /// the caller drops this gateway and starts another.
-    pub fn change(&self, policy: EgressPolicy) {
-        self.policy.send_replace(policy);
+    /// Ends every listener and connection, and waits until they are closed.
+    pub async fn stop(self) {
+        for task in self.tasks {
+            let task = task.detach();
+            task.abort();
+            // It was aborted: there is no other outcome.
+            let _ = task.await;
+        }
     }
 }
 
@@ -125,8 +127,7 @@ async fn lookups(socket: UdpSocket, shared: Arc<Shared>) {
         let Ok(place) = places.clone().try_acquire_owned() else { continue };
         let (question, socket, shared) = (buffer[..n].to_vec(), socket.clone(), shared.clone());
         running.spawn(async move {
-            let policy = shared.policy.borrow().clone();
-            let answer = dns::answer(&question, &policy, &shared.names, &*shared.outside, &shared.log).await;
+            let answer = dns::answer(&question, &shared.policy, &shared.names, &*shared.outside, &shared.log).await;
             if let Some(answer) = answer {
                 // A datagram may be lost; the machine asks again.
                 let _ = socket.send_to(&dns::for_udp(answer, &question), from).await;
@@ -165,8 +166,7 @@ async fn long_lookups(mut stream: TcpStream, shared: Arc<Shared>) {
             let length = timeout(DNS_IDLE, stream.read_u16()).await??;
             let mut question = vec![0u8; usize::from(length)];
             timeout(DNS_IDLE, stream.read_exact(&mut question)).await??;
-            let policy = shared.policy.borrow().clone();
-            let answer = dns::answer(&question, &policy, &shared.names, &*shared.outside, &shared.log).await;
+            let answer = dns::answer(&question, &shared.policy, &shared.names, &*shared.outside, &shared.log).await;
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
             stream.write_u16(u16::try_from(answer.len()).map_err(io::Error::other)?).await?;
             stream.write_all(&answer).await?;
@@ -207,10 +207,10 @@ async fn transparent(mut inside: TcpStream, shared: Arc<Shared>) {
 
 /// Decides on a redirected connection; reads from it only as far as the decision needs, into `first`.
 async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, port: u16, shared: &Shared) -> Way {
-    let policy = shared.policy.borrow().clone();
+    let policy = &shared.policy;
     let stands_for = if BLOCK.contains(&address) { shared.names.name(address) } else { None };
     if let Some(name) = stands_for {
-        if !passes(&policy, &Target::Name(&name), port, Some(&name), None, shared) {
+        if !passes(policy, &Target::Name(&name), port, Some(&name), None, shared) {
             return Way::Nowhere;
         }
         // On the web's ports the connection itself says a name: it must be this one, or a shared server could be
@@ -239,10 +239,10 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
     }
     if !BLOCK.contains(&address) {
         let by_address = policy.decide(&Target::Address(address.into()), port);
-        if matches!(by_address, Decision::Allowed(_)) {
+        if matches!(by_address, Decision::Allowed(_)) && inward(address.into()).is_none() {
             return Way::Address((address, port).into());
         }
-        if let Some(kind) = mainbrella_types::egress::reserved(address.into()) {
+        if let Some(kind) = inward(address.into()) {
             deny(shared, None, Some(address.into()), port, &format!("{address} is {kind}: no machine may reach it"));
             return Way::Nowhere;
         }
@@ -255,7 +255,7 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
     };
     match said {
         Sniffed::Tls(name) | Sniffed::Http(name) => {
-            if passes(&policy, &Target::Name(&name), port, Some(&name), Some(address.into()), shared) {
+            if passes(policy, &Target::Name(&name), port, Some(&name), Some(address.into()), shared) {
                 Way::Name(name, port)
             } else {
                 Way::Nowhere
@@ -264,7 +264,7 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
         Sniffed::More => Way::Nowhere,
         Sniffed::Nameless(why) => {
             if !BLOCK.contains(&address)
-                && passes(&policy, &Target::Address(address.into()), port, None, Some(address.into()), shared)
+                && passes(policy, &Target::Address(address.into()), port, None, Some(address.into()), shared)
             {
                 return Way::Address((address, port).into());
             }
@@ -352,12 +352,12 @@ async fn proxied(mut inside: TcpStream, shared: Arc<Shared>) {
         let _ = inside.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n").await;
         return;
     };
-    let policy = shared.policy.borrow().clone();
+    let policy = &shared.policy;
     let outside = match &request.host {
-        Ok(name) if passes(&policy, &Target::Name(name), request.port, Some(name), None, &shared) => {
+        Ok(name) if passes(policy, &Target::Name(name), request.port, Some(name), None, &shared) => {
             reached(name, request.port, &shared).await.ok_or(Answer::Gateway)
         }
-        Err(address) if passes(&policy, &Target::Address(*address), request.port, None, Some(*address), &shared) => {
+        Err(address) if passes(policy, &Target::Address(*address), request.port, None, Some(*address), &shared) => {
             connect(&*shared.outside, (*address, request.port).into()).await.map_err(|_| Answer::Gateway)
         }
         _ => Err(Answer::Forbidden),

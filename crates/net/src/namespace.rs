@@ -51,8 +51,7 @@ impl Namespace {
     /// When the namespace cannot be entered; otherwise what `work` returns.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
         aside(|| {
-            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(|e| NetError::Io("entering a network namespace", e.into()))?;
+            self.enter()?;
             work()
         })?
     }
@@ -65,10 +64,19 @@ impl Namespace {
         &self,
         work: impl FnOnce() -> F + Send,
     ) -> Result<T, NetError> {
-        self.run(|| {
+        aside(|| {
+            // Before entering: a runtime may make sockets that the whole process keeps, and they would keep the namespace.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-            runtime.map_err(io_error("starting a runtime"))?.block_on(work())
-        })
+            let runtime = runtime.map_err(io_error("starting a runtime"))?;
+            self.enter()?;
+            runtime.block_on(work())
+        })?
+    }
+
+    /// Moves the calling thread inside, for good.
+    fn enter(&self) -> Result<(), NetError> {
+        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|e| NetError::Io("entering a network namespace", e.into()))
     }
 
     /// The open namespace itself.

@@ -53,9 +53,9 @@ pub enum Unreached {
 /// When no address is left or none answers.
 pub async fn reach(outside: &dyn Outside, name: &HostName, port: u16) -> Result<TcpStream, Unreached> {
     let found = timeout(RESOLVE_DEADLINE, outside.resolve(name)).await.map_err(|_| timed_out())??;
-    let inward = found.iter().find_map(|a| Some((*a, reserved(*a)?)));
+    let inward = found.iter().find_map(|a| Some((*a, inward(*a)?)));
     let mut last = None;
-    for address in found.into_iter().filter(|a| reserved(*a).is_none()).take(ADDRESSES_MAX) {
+    for address in found.into_iter().filter(|a| self::inward(*a).is_none()).take(ADDRESSES_MAX) {
         match connect(outside, SocketAddr::new(address, port)).await {
             Ok(stream) => return Ok(stream),
             Err(e) => last = Some(e),
@@ -73,12 +73,20 @@ pub async fn reach(outside: &dyn Outside, name: &HostName, port: u16) -> Result<
 /// # Errors
 /// When it is reserved or does not answer.
 pub async fn connect(outside: &dyn Outside, to: SocketAddr) -> io::Result<TcpStream> {
-    if reserved(to.ip()).is_some() {
+    if inward(to.ip()).is_some() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let stream = timeout(CONNECT_DEADLINE, outside.connect(to)).await.map_err(|_| timed_out())??;
     let _ = stream.set_nodelay(true);
     Ok(stream)
+}
+
+/// What kind of address this is, when no machine may reach it: a reserved one, or one of this host's own, behind which
+/// are the service and whatever else listens here.
+#[must_use]
+pub fn inward(address: IpAddr) -> Option<&'static str> {
+    // Only an address of the host's own can be bound.
+    reserved(address).or_else(|| std::net::UdpSocket::bind((address, 0)).is_ok().then_some("an address of this host"))
 }
 
 fn timed_out() -> io::Error {

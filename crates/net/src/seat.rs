@@ -64,9 +64,9 @@ impl Seat {
     ///
     /// # Errors
     /// When something is refused. The seat is `off` then.
-    pub fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
+    pub async fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
         let mut seat = Self { order, log: Arc::default(), policy: EgressPolicy::Off, gateway: None };
-        seat.enforce(&policy)?;
+        seat.enforce(&policy).await?;
         seat.policy = policy;
         Ok(seat)
     }
@@ -75,13 +75,21 @@ impl Seat {
     ///
     /// # Errors
     /// When it is not allowed, or something is refused; the seat is `off` then.
-    pub fn change(&mut self, policy: EgressPolicy) -> Result<(), NetError> {
+    pub async fn change(&mut self, policy: EgressPolicy) -> Result<(), NetError> {
         if !self.policy.may_become(&policy) {
             return Err(NetError::Config("a machine without a network never gets one".to_owned()));
         }
-        self.enforce(&policy)?;
+        self.enforce(&policy).await?;
         self.policy = policy;
         Ok(())
+    }
+
+    /// Ends every listener and connection of the seat. The link out stays until the namespace ends: a service that goes
+    /// away leaves its machines' connections alone.
+    pub async fn close(mut self) {
+        if let Some(gateway) = self.gateway.take() {
+            gateway.stop().await;
+        }
     }
 
     /// The policy in force.
@@ -102,20 +110,22 @@ impl Seat {
         &self.order.namespace
     }
 
-    fn enforce(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
-        self.gateway = None;
-        let done = self.set(policy);
-        if done.is_err() {
-            self.gateway = None;
-            if let Err(e) = self.way_out(false) {
-                tracing::error!(error = %e, "a seat could not be closed");
-            }
+    async fn enforce(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        if let Some(gateway) = self.gateway.take() {
+            gateway.stop().await;
+        }
+        let done = self.set(policy).await;
+        if done.is_err()
+            && let Err(e) = self.aside(|order| way_out(order, false)).await
+        {
+            tracing::error!(error = %e, "a seat could not be closed");
         }
         done
     }
 
-    fn set(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
-        self.way_out(*policy == EgressPolicy::Open)?;
+    async fn set(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        let open = *policy == EgressPolicy::Open;
+        self.aside(move |order| way_out(order, open)).await?;
         if *policy != EgressPolicy::Off {
             let (outside, log) = (self.order.outside.clone(), self.log.clone());
             self.gateway = Some(Gateway::start(&self.order.namespace, policy.clone(), outside, log)?);
@@ -123,49 +133,60 @@ impl Seat {
         Ok(())
     }
 
-    /// Makes the link that leads out, or takes it away.
-    fn way_out(&self, open: bool) -> Result<(), NetError> {
-        let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
-            .map_err(io_error("opening the host's network namespace"))?;
-        let addresses = match (&self.order.uplink, open) {
-            (_, false) => None,
-            (None, true) => return Err(NetError::Config("this host cannot give machines a way out".to_owned())),
-            (Some(up), true) => {
-                let pair = rules::pair(up.block(), self.order.index);
-                let pair = pair.ok_or_else(|| NetError::Config("the network block has no address left".to_owned()))?;
-                Some((up.link(self.order.index), pair))
-            }
-        };
-        self.order.namespace.run_async(|| async {
-            let netlink = link::netlink()?;
-            let existing = link::index(&netlink, rules::OUT).await?;
-            let Some((name, (host_side, seat_side))) = &addresses else {
-                fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
-                return match existing {
-                    Some(index) => link::remove(&netlink, index).await,
-                    None => Ok(()),
-                };
-            };
-            if existing.is_some() {
-                // It is there since before a restart of the service.
-                return Ok(());
-            }
-            link::pair(&netlink, rules::OUT, name, &host).await?;
-            host.run_async(|| async {
-                let netlink = link::netlink()?;
-                let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
-                let index = link::index(&netlink, name).await?.ok_or_else(missing)?;
-                // Only this link: nothing on it is taken from the host's own settings.
-                let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
-                link::address(&netlink, index, *host_side, 30).await?;
-                link::up(&netlink, index).await
-            })?;
-            let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
-            let index = link::index(&netlink, rules::OUT).await?.ok_or_else(missing)?;
-            link::address(&netlink, index, *seat_side, 30).await?;
-            link::up(&netlink, index).await?;
-            link::default_route(&netlink, *host_side).await?;
-            fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))
-        })
+    /// Runs what blocks off the runtime's workers.
+    async fn aside(
+        &self,
+        work: impl FnOnce(&SeatOrder) -> Result<(), NetError> + Send + 'static,
+    ) -> Result<(), NetError> {
+        let order = self.order.clone();
+        tokio::task::spawn_blocking(move || work(&order))
+            .await
+            .map_err(|e| NetError::Io("a thread", std::io::Error::other(e)))?
     }
+}
+
+/// Makes the link that leads out, or takes it away.
+fn way_out(order: &SeatOrder, open: bool) -> Result<(), NetError> {
+    let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
+        .map_err(io_error("opening the host's network namespace"))?;
+    let addresses = match (&order.uplink, open) {
+        (_, false) => None,
+        (None, true) => return Err(NetError::Config("this host cannot give machines a way out".to_owned())),
+        (Some(up), true) => {
+            let pair = rules::pair(up.block(), order.index);
+            let pair = pair.ok_or_else(|| NetError::Config("the network block has no address left".to_owned()))?;
+            Some((up.link(order.index), pair))
+        }
+    };
+    order.namespace.run_async(|| async {
+        let netlink = link::netlink()?;
+        let existing = link::index(&netlink, rules::OUT).await?;
+        let Some((name, (host_side, seat_side))) = &addresses else {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+            return match existing {
+                Some(index) => link::remove(&netlink, index).await,
+                None => Ok(()),
+            };
+        };
+        if existing.is_some() {
+            // It is there since before a restart of the service.
+            return Ok(());
+        }
+        link::pair(&netlink, rules::OUT, name, &host).await?;
+        host.run_async(|| async {
+            let netlink = link::netlink()?;
+            let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+            let index = link::index(&netlink, name).await?.ok_or_else(missing)?;
+            // Only this link: nothing on it is taken from the host's own settings.
+            let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+            link::address(&netlink, index, *host_side, 30).await?;
+            link::up(&netlink, index).await
+        })?;
+        let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+        let index = link::index(&netlink, rules::OUT).await?.ok_or_else(missing)?;
+        link::address(&netlink, index, *seat_side, 30).await?;
+        link::up(&netlink, index).await?;
+        link::default_route(&netlink, *host_side).await?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))
+    })
 }

@@ -221,7 +221,7 @@ fn a_seat_that_is_off_answers_nothing() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let mut seat = Seat::attach(guest.order(0, &uplink, empty()), EgressPolicy::Off).expect("attached");
+        let mut seat = Seat::attach(guest.order(0, &uplink, empty()), EgressPolicy::Off).await.expect("attached");
         for to in [PUBLIC, PRIVATE, METADATA, "203.0.113.1", "172.31.255.1", "198.18.0.1"] {
             for port in [80, 443, 53, 8787, 3128, 2] {
                 assert!(guest.get(&format!("{to}:{port}"), b"x").await.is_err(), "{to}:{port}");
@@ -230,7 +230,7 @@ fn a_seat_that_is_off_answers_nothing() {
         for server in ["172.31.255.1", PUBLIC, "203.0.113.1"] {
             assert_eq!(guest.lookup("example.org.", server).await, None, "{server}");
         }
-        assert!(seat.change(EgressPolicy::Open).is_err(), "off stays off");
+        assert!(seat.change(EgressPolicy::Open).await.is_err(), "off stays off");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
     });
 }
@@ -240,8 +240,8 @@ fn an_open_seat_reaches_the_public_internet_and_nothing_else() {
     let ground = Ground::new();
     let (one, two) = (ground.guest(), ground.guest());
     ground.run(|uplink| async move {
-        let seat = Seat::attach(one.order(0, &uplink, empty()), EgressPolicy::Open).expect("attached");
-        let _other = Seat::attach(two.order(1, &uplink, empty()), EgressPolicy::Open).expect("attached");
+        let seat = Seat::attach(one.order(0, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
+        let _other = Seat::attach(two.order(1, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
         serve(&two.inside, &["0.0.0.0:80"]);
         let said = one.get(&format!("{PUBLIC}:80"), b"hi").await;
         assert_eq!(said.as_deref(), Ok("from 203.0.113.1: hi"), "translated to the host's own address");
@@ -285,7 +285,7 @@ fn an_allow_list_is_enforced_by_name_whatever_the_address() {
             ("evil.example", vec![OTHER]),
         ]);
         let policy = list(&["good.example", "db.example:5432", "rebind.example", "93.184.216.0/24:443"], false);
-        let mut seat = Seat::attach(guest.order(7, &uplink, book), policy).expect("attached");
+        let mut seat = Seat::attach(guest.order(7, &uplink, book), policy).await.expect("attached");
         let log = seat.log();
         // By name, on the web's ports and on one that never says a name.
         let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
@@ -346,18 +346,18 @@ fn an_allow_list_is_enforced_by_name_whatever_the_address() {
             assert!(said.starts_with("HTTP/1.1 403") || said.starts_with("HTTP/1.1 502"), "{bad}: {said}");
         }
         // Another list, live.
-        seat.change(list(&["evil.example"], false)).expect("changed");
+        seat.change(list(&["evil.example"], false)).await.expect("changed");
         assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.map_or(true, |s| s.is_empty()));
         let evil = guest.lookup("evil.example.", "172.31.255.1").await.expect("an address");
         assert!(guest.get(&format!("{evil}:80"), &hello("evil.example")).await.is_ok());
         // Only watching.
-        seat.change(list(&[], true)).expect("changed");
+        seat.change(list(&[], true)).await.expect("changed");
         let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
         assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_ok());
         let (events, _, would) = log.after(0, 999);
         assert!(would >= 1 && events.last().is_some_and(|e| e.verdict == Verdict::WouldDeny), "{}", reasons(&events));
         // And off.
-        seat.change(EgressPolicy::Off).expect("changed");
+        seat.change(EgressPolicy::Off).await.expect("changed");
         assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_err());
     });
 }
@@ -375,12 +375,14 @@ fn a_seat_ends_with_its_namespace_and_leaves_nothing() {
     ground.run(|uplink| async move {
         for (n, guest) in guests.iter().enumerate() {
             let index = u32::try_from(n).expect("few");
-            let _seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).expect("attached");
+            let seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
             assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
             // The service is gone and comes back: the seat is found as it was.
-            drop(_seat);
-            let _seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).expect("attached again");
+            seat.close().await;
+            let seat =
+                Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).await.expect("attached again");
             assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
+            seat.close().await;
         }
         drop(guests);
     });
