@@ -22,6 +22,8 @@ pub struct Setup {
     pub data_dir: Option<PathBuf>,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
+    /// Keeps a Ctrl-C on the terminal from it: whoever started it ends it.
+    pub own_group: bool,
 }
 
 /// A service. Ends with [`Service::finish`]; when a test panics before, its processes are killed all the same.
@@ -83,6 +85,9 @@ impl Service {
         command.arg("--data-dir").arg(&self.data).args(["serve", "--listen", &format!("127.0.0.1:{}", self.port)]);
         command.args(["--accel", "auto", "--pool-size", &self.setup.pool.to_string()]).args(&self.setup.arguments);
         command.stdin(Stdio::null());
+        if self.setup.own_group {
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        }
         command
     }
 

@@ -33,7 +33,7 @@ pub struct RunCommand {
     pub timeout_ms: Option<u64>,
     /// Bytes kept of each of stdout and stderr, half head and half tail. Default 1048576, at most 16777216.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(maximum = 16_777_216)]
+    #[schema(minimum = 1, maximum = 16_777_216)]
     pub output_limit_bytes: Option<u64>,
     /// Standard input, base64 (standard alphabet, padded), at most 1 MiB decoded. Without it the command reads end of file.
     #[serde(default, skip_serializing_if = "Option::is_none")]

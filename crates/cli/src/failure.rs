@@ -113,6 +113,7 @@ fn exit_of(code: ErrorCode) -> Exit {
         ErrorCode::GenerationMismatch
         | ErrorCode::MachineNotRunning
         | ErrorCode::SlotInUse
+        | ErrorCode::FileExists
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress => Exit::Conflict,
         ErrorCode::Unsupported => Exit::Unsupported,

@@ -1,23 +1,18 @@
-//! Drives the microVM driver by hand, and is the launcher of its tests: freezes a template, makes machines, times each
-//! step against bare QEMU, removes everything.
+//! Drives the microVM driver by hand, and is the launcher of its tests: freezes a template, makes machines, says how long
+//! each step took, removes everything. Figures to quote come from `bench/run`.
 //!
 //! `cargo run -p mainbrella-engine --example microvm -- DATA_DIR KERNEL INITRAMFS ROOT [MACHINES] [SIZE]`
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainbrella_engine::driver::{Driver, Instance, LaunchOrder};
 use mainbrella_engine::error::DriverError;
-use mainbrella_engine::microvm::command_line::{Start, VmPlan, command_line, descriptors};
-use mainbrella_engine::microvm::qmp::Qmp;
-use mainbrella_engine::microvm::sealed_memory::SealedMemory;
-use mainbrella_engine::microvm::{AcceleratorChoice, BootFiles, Images, MicroVm, MicroVmConfig, folder, qcow2};
+use mainbrella_engine::microvm::{AcceleratorChoice, BootFiles, Images, MicroVm, MicroVmConfig};
 use mainbrella_guest_protocol::host::{GuestClient, LinkOptions, connect};
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
 use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
-use serde_json::json;
 use sha2::{Digest, Sha256};
 
 struct Files(BootFiles);
@@ -87,18 +82,6 @@ async fn measure(
     driver.shutdown().await;
     drop(driver);
 
-    let mut bare = Vec::new();
-    let frozen = std::fs::read_dir(data.join("frozen"))?.flatten().map(|e| e.path()).find(|p| {
-        std::fs::metadata(p.join("memory")).is_ok_and(|m| m.len() == u64::from(class.spec().memory_mib) << 20)
-    });
-    if let Some(frozen) = frozen {
-        let memory = SealedMemory::load(&frozen.join("memory"), u64::from(class.spec().memory_mib) << 20)?;
-        for _ in 0..count {
-            bare.push(bare_restore(&data, &frozen, &files.root, &memory, class).await?);
-        }
-    }
-    report("bare QEMU start + device state + agent, no jail", &mut bare);
-
     let driver = open(1).await?;
     driver.freeze(&template, class).await?;
     round("one waiting VMM", &driver, &template, class, count, true).await?;
@@ -116,8 +99,8 @@ async fn round(
     count: usize,
     wait: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (mut launches, mut answers, mut firsts, mut seconds, mut ends, mut private, mut configured) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut launches, mut answers, mut firsts, mut seconds, mut ends, mut configured) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..count {
         while wait && driver.waiting(template, class).await == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -136,8 +119,6 @@ async fn round(
         let t = Instant::now();
         run(&client, &["true"]).await?;
         seconds.push(t.elapsed());
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        private.extend(driver.vmm_pid(&key).and_then(unique_mib));
         let t = Instant::now();
         driver.destroy(&key).await?;
         ends.push(t.elapsed());
@@ -149,8 +130,6 @@ async fn round(
     report("create → first `true` finished", &mut firsts);
     report("second `true`", &mut seconds);
     report("destroy", &mut ends);
-    private.sort_unstable();
-    println!("unique memory of an idle machine, MiB: {private:?}");
     Ok(())
 }
 
@@ -194,92 +173,4 @@ async fn run(client: &GuestClient, argv: &[&str]) -> Result<(), Box<dyn std::err
     let mut stream = client.streams().run_job(request).await?;
     while stream.message().await?.is_some() {}
     Ok(())
-}
-
-fn unique_mib(pid: i32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let kib = |name: &str| -> u64 {
-        text.lines().find_map(|l| l.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
-    };
-    Some((kib("Private_Dirty:")) / 1024)
-}
-
-/// The floor: the same QEMU with the same arguments, started without jail, group or record.
-async fn bare_restore(
-    data: &Path,
-    frozen: &Path,
-    root: &Path,
-    memory: &SealedMemory,
-    class: SizeClass,
-) -> Result<Duration, Box<dyn std::error::Error>> {
-    use std::os::fd::AsRawFd;
-    use std::os::unix::process::CommandExt;
-    let dir = data.join("tmp").join(uuid::Uuid::now_v7().simple().to_string());
-    std::fs::create_dir(&dir)?;
-    let overlay = std::fs::File::options().read(true).write(true).create_new(true).open(dir.join("disk.qcow2"))?;
-    qcow2::write_empty(&overlay, u64::from(class.spec().disk_mib) << 20)?;
-    let t = Instant::now();
-    let (agent, qmp) = (folder::listen(&dir, folder::AGENT_SOCKET)?, folder::listen(&dir, folder::QMP_SOCKET)?);
-    let (root, disk) = (std::fs::File::open(root)?, std::fs::File::open(frozen.join("disk.raw"))?);
-    let null = std::fs::File::options().write(true).open("/dev/null")?;
-    let plan = VmPlan {
-        name: "bare".to_owned(),
-        accelerator: mainbrella_types::Accelerator::Tcg,
-        memory_mib: class.spec().memory_mib,
-        vcpus: class.spec().vcpus,
-        start: Start::Restore,
-        sandbox: false,
-    };
-    let fds = [
-        null.as_fd(),
-        null.as_fd(),
-        memory.as_fd(),
-        agent.as_fd(),
-        qmp.as_fd(),
-        root.as_fd(),
-        disk.as_fd(),
-        overlay.as_fd(),
-    ];
-    let pairs: Vec<(i32, i32)> = fds.iter().map(AsRawFd::as_raw_fd).zip(descriptors(&plan.start)).collect();
-    let mut command = std::process::Command::new("/usr/bin/qemu-system-x86_64");
-    command.args(&command_line(&plan)[1..]).stdin(std::process::Stdio::null());
-    // SAFETY: only descriptor calls, which are allowed between fork and exec.
-    unsafe {
-        command.pre_exec(move || {
-            for (from, to) in &pairs {
-                if libc::fcntl(*from, libc::F_DUPFD, 100 + to) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-            }
-            for (_, to) in &pairs {
-                if libc::dup2(100 + to, *to) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        });
-    }
-    let mut child = command.spawn()?;
-    let second = Duration::from_secs(20);
-    let stream = tokio::net::UnixStream::from_std(folder::connect(&dir, folder::QMP_SOCKET)?)?;
-    let (q, mut events) = Qmp::open(stream, second).await?;
-    let capabilities = json!({"capabilities": [{"capability": "x-ignore-shared", "state": true}, {"capability": "events", "state": true}]});
-    q.call("migrate-set-capabilities", capabilities, second).await?;
-    let device = std::fs::File::open(frozen.join("device"))?;
-    q.call_with("getfd", json!({"fdname": "s"}), Some(device.as_fd()), second).await?;
-    q.call("migrate-incoming", json!({"uri": "fd:s"}), second).await?;
-    while let Some(e) = events.recv().await {
-        if e.data["status"] == "completed" {
-            break;
-        }
-    }
-    q.call("cont", json!({}), second).await?;
-    let stream = tokio::net::UnixStream::from_std(folder::connect(&dir, folder::AGENT_SOCKET)?)?;
-    let client = connect(stream, LinkOptions::default()).await?;
-    client.rpc().hello(pb::HelloRequest { protocol_version: 1, ..Default::default() }).await?;
-    let took = t.elapsed();
-    child.kill()?;
-    child.wait()?;
-    std::fs::remove_dir_all(&dir)?;
-    Ok(took)
 }

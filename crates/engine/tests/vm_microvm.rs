@@ -39,8 +39,7 @@ fn config(data: &Path, waiting: usize) -> MicroVmConfig {
         launcher,
         accelerator: AcceleratorChoice::Tcg,
         waiting,
-        uid_base: NEXT_UID.fetch_add(100, std::sync::atomic::Ordering::Relaxed),
-        uid_count: 100,
+        uids: Some((NEXT_UID.fetch_add(100, std::sync::atomic::Ordering::Relaxed), 100)),
         ..MicroVmConfig::new(data.to_owned())
     }
 }
@@ -123,7 +122,8 @@ fn assert_nothing_left(data: &Path, config: &MicroVmConfig) {
         let left: Vec<_> = std::fs::read_dir(data.join(dir)).expect("list").flatten().map(|e| e.path()).collect();
         assert!(left.is_empty(), "{left:?}");
     }
-    let uids = config.uid_base..config.uid_base + config.uid_count;
+    let (first, count) = config.uids.expect("given");
+    let uids = first..first + count;
     for p in std::fs::read_dir("/proc").expect("proc").flatten() {
         use std::os::unix::fs::MetadataExt;
         if let Ok(m) = p.metadata() {

@@ -64,6 +64,8 @@ codes! {
     InProgress = "in_progress", 409, Safe, "Send the same request with the same Idempotency-Key again in a moment.";
     /// A path in the guest does not exist.
     FileNotFound = "file_not_found", 404, Never, "Check the path inside the machine.";
+    /// There is something at a path in the guest where nothing may be.
+    FileExists = "file_exists", 409, Never, "Choose another path, or write without asking for a new file.";
     /// The guest refused a file operation.
     FileError = "file_error", 422, Never, "The message says what the machine's file system answered.";
     /// The machine's disk is full.

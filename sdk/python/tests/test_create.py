@@ -21,13 +21,14 @@ from mainbrella import (
     UnsupportedError,
 )
 
+from .both import both, make_client
 from .scripted import CREATED_AT, Handler, Request, Server, machine, stopped
 
 KEY = "mb_0123abcd_" + "s" * 43
 
 
 def client(server: Server, **options: Any) -> Mainbrella:
-    return Mainbrella(KEY, base_url=server.url, **options)
+    return make_client(KEY, base_url=server.url, **options)
 
 
 def ok(r: Request) -> None:
@@ -40,6 +41,7 @@ def stop(r: Request) -> None:
     r.reply(200, stopped())
 
 
+@both
 class Creation(unittest.TestCase):
     def test_a_session_sends_what_was_asked_and_stops_only_its_own_generation(self) -> None:
         with Server([ok, stop]) as server, client(server) as c:
@@ -109,7 +111,7 @@ class Creation(unittest.TestCase):
     def test_a_service_that_is_not_there_is_plain_and_certain(self) -> None:
         with Server([ok]) as server:
             url = server.url
-        with Mainbrella(KEY, base_url=url) as c, self.assertRaises(TransportError) as caught:
+        with make_client(KEY, base_url=url) as c, self.assertRaises(TransportError) as caught:
             c.create()
         self.assertEqual(caught.exception.code, "connection_failed")
         self.assertFalse(caught.exception.ambiguous)
@@ -228,6 +230,7 @@ class Creation(unittest.TestCase):
         self.assertIn("machine.hardDeadlineMs", caught.exception.message)
 
 
+@both
 class Internet(unittest.TestCase):
     @staticmethod
     def flags(**networking: bool) -> Handler:
@@ -263,6 +266,7 @@ class Internet(unittest.TestCase):
             self.assertEqual(len(server.requests), 3)
 
 
+@both
 class CleanUp(unittest.TestCase):
     def test_the_exception_of_the_body_wins_over_a_failed_stop(self) -> None:
         def broken(r: Request) -> None:
@@ -326,6 +330,7 @@ class CleanUp(unittest.TestCase):
             self.assertEqual(sandbox.created_at, CREATED_AT)
 
 
+@both
 class Attaching(unittest.TestCase):
     def test_connect_makes_nothing_and_stops_nothing(self) -> None:
         def get(r: Request) -> None:

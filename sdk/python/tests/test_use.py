@@ -15,9 +15,9 @@ from mainbrella import (
     CallerStoppedWaitingError,
     CommandNotStartedError,
     ConfigurationError,
+    GuestFileExistsError,
     GuestFileNotFoundError,
     InvalidResponseError,
-    Mainbrella,
     MainbrellaError,
     Omitted,
     PayloadTooLargeError,
@@ -26,6 +26,7 @@ from mainbrella import (
 )
 from mainbrella.models import decode_around_gap
 
+from .both import both, make_client
 from .scripted import CREATED_AT, Handler, Request, Server, machine, result
 
 KEY = "mb_0123abcd_" + "s" * 43
@@ -40,7 +41,7 @@ class Session:
 
     def __init__(self, *handlers: Handler, timeout: float = 60.0, read_body: bool = True) -> None:
         self.server = Server([ok, *handlers], read_body=read_body)
-        self.client = Mainbrella(KEY, base_url=self.server.url, timeout=timeout)
+        self.client = make_client(KEY, base_url=self.server.url, timeout=timeout)
 
     def __enter__(self) -> tuple[Sandbox, Server]:
         self.sandbox = self.client.connect("m-1", CREATED_AT)
@@ -51,6 +52,7 @@ class Session:
         self.server.__exit__()
 
 
+@both
 class Running(unittest.TestCase):
     def test_everything_given_is_sent_and_everything_said_is_returned(self) -> None:
         def run(r: Request) -> None:
@@ -139,7 +141,7 @@ class Running(unittest.TestCase):
             r.cut()
 
         server = Server([closing, lambda r: r.reply(200, result())])
-        with server, Mainbrella(KEY, base_url=server.url) as client:
+        with server, make_client(KEY, base_url=server.url) as client:
             sandbox = client.connect("m-1", CREATED_AT)
             time.sleep(0.1)
             self.assertEqual(sandbox.commands.run("true").stdout, "hi\n")
@@ -190,6 +192,7 @@ class Running(unittest.TestCase):
             self.assertEqual(wrong, [])
 
 
+@both
 class Transfers(unittest.TestCase):
     def test_odd_names_and_bytes_arrive_as_they_are(self) -> None:
         names = ['/t/re"port', "/t/a\nb", "/t/x\\", "/t/é", "/t/" + "n" * 255, "/t/a b&c=d?e#f%41+", "/t/-rf", "/"]
@@ -354,6 +357,12 @@ class Transfers(unittest.TestCase):
         with Session(lambda r: r.error(404, "file_not_found")) as (sandbox, _):
             with self.assertRaises(GuestFileNotFoundError):
                 sandbox.files.read("/nope")
+
+    def test_a_file_that_is_in_the_way_is_told_apart(self) -> None:
+        with Session(lambda r: r.error(409, "file_exists")) as (sandbox, _):
+            with self.assertRaises(GuestFileExistsError) as caught:
+                sandbox.files.write("/there", b"", exclusive=True)
+            self.assertEqual((caught.exception.code, caught.exception.status), ("file_exists", 409))
 
     def test_any_size_runs_in_flat_memory(self) -> None:
         total = 192 * 1024 * 1024

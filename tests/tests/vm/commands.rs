@@ -126,6 +126,19 @@ async fn much_output_keeps_head_and_tail_and_says_what_is_missing() {
     let out = m.run(&order).await.expect("run");
     assert!(out.raw.stdout_omitted.is_none() && out.stdout.len() == 12_000_000);
 
+    // Any limit, odd ones too.
+    for (limit, kept) in [(1, "1"), (2, "1\n"), (11, "1\n2\n3\n100\n"), (291, "")] {
+        let mut order = Machine::shell_order("seq 1 100; echo >&2 12345");
+        order.output_limit_bytes = Some(limit);
+        let out = m.run(&order).await.unwrap_or_else(|e| panic!("limit {limit}: {e:?}"));
+        assert_eq!((out.raw.stdout_bytes, out.stdout.len() as u64), (292, limit), "limit {limit}");
+        assert!(kept.is_empty() || out.text() == kept, "limit {limit}: {}", out.text());
+        assert_eq!(out.stderr.len() as u64, limit.min(6), "limit {limit}");
+    }
+    let mut order = Machine::shell_order("true");
+    order.output_limit_bytes = Some(0);
+    assert_eq!(code(m.run(&order).await), ErrorCode::InvalidRequest);
+
     // One stream does not keep the other waiting.
     let out = m.sh("seq 1 500000; echo wrong >&2; seq 1 500000; exit 1").await;
     assert_eq!((out.error().as_str(), out.raw.exit_code), ("wrong\n", 1));

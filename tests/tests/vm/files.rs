@@ -49,6 +49,63 @@ async fn odd_names_are_names_like_any_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_plain_file_is_refused_at_once() {
+    let mut service = Service::start().await;
+    let m = service.machine().await;
+    m.text(
+        "cd /srv; mkfifo fifo; ln -s loop loop; ln -s a b; ln -s b a; ln -s /nowhere dangling; ln -s fifo to-fifo; \
+        python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/srv/socket\")'",
+    )
+    .await;
+    let begin = std::time::Instant::now();
+    for path in ["/srv/fifo", "/srv/to-fifo", "/srv/socket", "/dev/null", "/dev/zero", "/dev/vda", "/dev/tty"] {
+        let refusal = m.read(path).await.expect_err(path);
+        assert_eq!(refusal.code(), Some(ErrorCode::FileError), "{path}: {refusal:?}");
+        assert!(
+            path == "/srv/socket" || path == "/dev/tty" || refusal.to_string().contains("regular files"),
+            "{refusal}"
+        );
+        assert_eq!(code(m.write(path, "x").await), ErrorCode::FileError, "{path}");
+    }
+    for path in [
+        "/srv/loop",
+        "/srv/a",
+        "/srv",
+        "/",
+        "/srv/..",
+        "/srv/.",
+        "/srv/",
+        "/proc/self/mem",
+        "/proc/sys/kernel/hostname/x",
+    ] {
+        assert_eq!(code(m.read(path).await), ErrorCode::FileError, "{path}");
+        assert_eq!(code(m.write(path, "x").await), ErrorCode::FileError, "{path}");
+    }
+    assert_eq!(code(m.read("/srv/dangling").await), ErrorCode::FileNotFound);
+    // Kernels let nobody make files there; nobody waits for it.
+    for path in ["/proc/new", "/sys/new", "/sys/kernel/uevent_seqnum"] {
+        assert!(m.write(path, "x").await.is_err(), "{path}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    assert_eq!(m.text("ls -A /srv /dev | grep -c mainbrella || true").await, "0\n", "nothing half-made is left");
+    // A path with dots in it is what the machine makes of it.
+    m.write("/srv/../srv/./dots", "x").await.expect("write");
+    assert_eq!(m.read("/srv/dots").await.expect("read"), b"x");
+
+    let options = mainbrella_client::WriteOptions { exclusive: true, ..Default::default() };
+    let exclusive = async |path: &'static str| {
+        let bytes = futures::stream::once(async { Ok::<_, std::io::Error>(Bytes::from_static(b"new")) });
+        m.client.write_file(&m.name, path, &options, mainbrella_client::Upload { bytes, length: Some(3) }).await
+    };
+    exclusive("/srv/first").await.expect("a new file");
+    for path in ["/srv/first", "/srv/dangling", "/srv/fifo", "/srv/loop", "/srv"] {
+        assert_eq!(code(exclusive(path).await), ErrorCode::FileExists, "{path}");
+    }
+    assert_eq!(m.read("/srv/first").await.expect("read"), b"new");
+    service.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn files_of_every_size_arrive_whole() {
     let mut service = Service::start().await;
     let m = service.machine().await;

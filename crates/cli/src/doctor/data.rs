@@ -1,13 +1,13 @@
 //! The data directory: may it be used, is there room, what is in it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use mainbrella_engine::image::ImageStore;
 
 use super::Check;
 use crate::output::size;
 
-const DATA: &str = "Data";
+pub(super) const DATA: &str = "Data";
 const GIB: u64 = 1024 * 1024 * 1024;
 
 /// What can be said of the data directory.
@@ -18,43 +18,8 @@ pub fn checks(dir: Option<&Path>) -> Vec<Check> {
     let mut checks = vec![directory(dir)];
     checks.extend(space(dir));
     checks.extend(images(dir));
-    checks.push(agent());
+    checks.push(super::agent::check(dir));
     checks
-}
-
-/// The program that is put into guests, where the service looks for it.
-fn agent() -> Check {
-    const NAME: &str = "guest agent";
-    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("mainbrella-guest"));
-    let asked = std::env::var_os("MAINBRELLA_GUEST_AGENT").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let Some(path) = asked.or_else(beside) else {
-        return Check::warn(
-            DATA,
-            NAME,
-            "it is not known where this program is",
-            "Name it with MAINBRELLA_GUEST_AGENT.",
-        );
-    };
-    let shown = path.display();
-    let fix = "Build mainbrella-guest for x86_64-unknown-linux-musl and put it beside this program, or name it with MAINBRELLA_GUEST_AGENT.";
-    match std::fs::read(&path).map(|bytes| is_static_elf(&bytes)) {
-        Ok(true) => Check::ok(DATA, NAME, shown.to_string()),
-        Ok(false) => Check::fail(DATA, NAME, format!("{shown} is not a static x86_64 program"), fix),
-        Err(_) => Check::fail(DATA, NAME, format!("{shown} cannot be read"), fix),
-    }
-}
-
-/// Whether these are the bytes of an x86_64 ELF program without an interpreter: one that can be first in a machine.
-fn is_static_elf(bytes: &[u8]) -> bool {
-    const X86_64: u16 = 62;
-    const INTERPRETER: u32 = 3;
-    let half = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-    let word = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let (Some(table), Some(entry), Some(count)) = (word(32), half(54), half(56)) else { return false };
-    let headers = (0..usize::from(count)).map(|n| word(table as usize + n * usize::from(entry)));
-    bytes.starts_with(b"\x7fELF\x02\x01")
-        && half(18) == Some(X86_64)
-        && headers.into_iter().all(|kind| kind.is_some_and(|k| k != INTERPRETER))
 }
 
 fn directory(dir: &Path) -> Check {
@@ -114,28 +79,4 @@ fn images(dir: &Path) -> Vec<Check> {
     let built: Vec<String> = store.templates().iter().map(|t| format!("{} ({})", t.name, size(t.bytes))).collect();
     let templates = if built.is_empty() { none() } else { Check::ok(DATA, "templates", built.join(", ")) };
     vec![kernel, templates]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_with_an_interpreter_is_told_from_a_static_one() {
-        let mut elf = vec![0u8; 64 + 56];
-        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        elf[18] = 62;
-        elf[32] = 64;
-        elf[54] = 56;
-        elf[56] = 1;
-        elf[64] = 1;
-        assert!(is_static_elf(&elf));
-        elf[64] = 3;
-        assert!(!is_static_elf(&elf), "it asks for an interpreter");
-        elf[56] = 2;
-        assert!(!is_static_elf(&elf), "the table goes beyond the end");
-        assert!(!is_static_elf(b"#!/bin/sh"));
-        let this = std::fs::read("/proc/self/exe").expect("this test");
-        assert!(!is_static_elf(&this) || cfg!(target_feature = "crt-static"));
-    }
 }

@@ -52,8 +52,7 @@ fn walls(cgroups: &Cgroups) -> Vec<Check> {
             "Make TMPDIR writable.",
         )];
     }
-    // The last id of the range: machines take theirs from its start.
-    let uid = root.then(|| defaults.uid_base + defaults.uid_count.saturating_sub(1));
+    let uid = root.then_some(mainbrella_engine::microvm::uids::SPARE);
     let launcher = Path::new("/proc/self/exe");
     let probed = jail::probe(&Ground { launcher, qemu: &defaults.qemu, scratch: &scratch, cgroups, uid });
     let _ = std::fs::remove_dir_all(&scratch);

@@ -1,5 +1,6 @@
 //! What this machine has and lacks. Looks itself; needs no running service.
 
+mod agent;
 mod data;
 mod host;
 mod jail;

@@ -116,10 +116,11 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
 }
 
 fn new_file(path: &Path) -> Result<std::fs::File, Failure> {
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| Failure::io(&format!("making {}", path.display()), &e))
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|e| {
+        let failure = Failure::io(&format!("making {}", path.display()), &e);
+        if e.kind() == std::io::ErrorKind::AlreadyExists {
+            return failure.hint("Nothing is overwritten and no key was made: name a file that is not there yet.");
+        }
+        failure
+    })
 }

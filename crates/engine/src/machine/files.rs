@@ -229,19 +229,16 @@ fn file_failed(error: connectrpc::ConnectError) -> EngineError {
     let failed = |code, message: String| EngineError::new(code, message).because(fault.to_string());
     match fault.errno {
         0 if fault.stage.is_empty() => silent(&fault.to_string()),
-        0 => failed(ErrorCode::FileError, refusal(&fault.stage)),
+        _ if fault.stage == "not-a-file" => {
+            failed(ErrorCode::FileError, "only regular files can be read or written".into())
+        }
+        0 => failed(ErrorCode::FileError, format!("the machine refused the file operation at {}", fault.stage)),
         libc::ENOENT => failed(ErrorCode::FileNotFound, "no such file or directory in the machine".into()),
+        libc::EEXIST => failed(ErrorCode::FileExists, "there is a file of this name in the machine already".into()),
         libc::ENOSPC | libc::EDQUOT => {
             failed(ErrorCode::GuestDiskFull, "the machine's disk is full; nothing was written".into())
         }
         _ => failed(ErrorCode::FileError, format!("the machine's file system answered: {why}")),
-    }
-}
-
-fn refusal(stage: &str) -> String {
-    match stage {
-        "kind" => "only regular files can be read or written".to_owned(),
-        _ => format!("the machine refused the file operation at {stage}"),
     }
 }
 

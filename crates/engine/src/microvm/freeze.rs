@@ -154,6 +154,12 @@ impl Frozen {
         held.is_none()
     }
 
+    /// Its folder: `memory`, `device`, `disk.raw`.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Opens root image and base disk, read-only.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ pub mod qmp;
 pub mod sealed_memory;
 pub mod seats;
 pub mod tsc;
+pub mod uids;
 pub mod vmm;
 
 use std::collections::HashMap;
@@ -44,6 +45,7 @@ use instance::{Machine, MicroVmInstance};
 use launch::Found;
 use pool::Pool;
 use seats::{Seat, Seats};
+use uids::UidRange;
 use vmm::{Host, chain};
 
 /// How the driver is set up.
@@ -59,10 +61,9 @@ pub struct MicroVmConfig {
     pub accelerator: AcceleratorChoice,
     /// Waiting VMMs kept for each template size in use; 0: none.
     pub waiting: usize,
-    /// First user id for VMMs (root only).
-    pub uid_base: u32,
-    /// How many user ids; also the most machines at once on this host, waiting ones included.
-    pub uid_count: u32,
+    /// User ids for VMMs (root only): the first, and how many; also the most machines at once, waiting ones included.
+    /// `None`: a range that no other service on this host has.
+    pub uids: Option<(u32, u32)>,
     /// After how long without use a template's memory and waiting VMMs are let go.
     pub cool_after: Duration,
     /// How long a machine that stopped because the host's disk is full is tried again before it is given up.
@@ -79,8 +80,7 @@ impl MicroVmConfig {
             qemu: "/usr/bin/qemu-system-x86_64".into(),
             accelerator: AcceleratorChoice::Auto,
             waiting: 1,
-            uid_base: 1_900_000_000,
-            uid_count: 4096,
+            uids: None,
             cool_after: Duration::from_secs(600),
             full_patience: Duration::from_secs(120),
         }
@@ -109,6 +109,8 @@ pub(crate) struct Inner {
     cool_after: Duration,
     full_patience: Duration,
     sweeper: Mutex<Option<tokio::task::AbortHandle>>,
+    /// Held as long as this driver makes machines.
+    _uids: Option<UidRange>,
 }
 
 fn held<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -192,11 +194,24 @@ impl MicroVm {
         );
         let cgroups = Cgroups::discover(&instance).map_err(|e| DriverError::io("reading the mount table", e))?;
         let root = rustix::process::geteuid().is_root();
+        let taken = match config.uids {
+            None if root => Some(
+                UidRange::take(&config.data_dir)
+                    .map_err(|e| DriverError::io("taking a range of user ids for machines", e))?,
+            ),
+            _ => None,
+        };
+        let (uid_base, uid_count) = match (&taken, config.uids) {
+            (Some(range), _) => (range.base, uids::COUNT),
+            (None, Some(given)) => given,
+            // Without root no machine has a user id of its own.
+            (None, None) => (0, 0),
+        };
         let probe = {
             let (launcher, qemu, scratch, cgroups) =
                 (config.launcher.clone(), config.qemu.clone(), places.scratch.clone(), cgroups.clone());
             // The last of the range, which is taken last.
-            let uid = root.then(|| config.uid_base + config.uid_count.saturating_sub(1));
+            let uid = root.then(|| uid_base + uid_count.saturating_sub(1));
             blocking(move || {
                 let ground =
                     jail::Ground { launcher: &launcher, qemu: &qemu, scratch: &scratch, cgroups: &cgroups, uid };
@@ -212,7 +227,7 @@ impl MicroVm {
             qemu: config.qemu,
             cgroups,
             jail: probe,
-            seats: Seats::new(config.uid_base, config.uid_count),
+            seats: Seats::new(uid_base, uid_count),
             scratch: places.scratch.clone(),
         });
         let reserved = clean_up(&host, &places).await?;
@@ -243,6 +258,7 @@ impl MicroVm {
             cool_after: config.cool_after,
             full_patience: config.full_patience,
             sweeper: Mutex::default(),
+            _uids: taken,
         });
         inner.publish(&verdict);
         let weak = Arc::downgrade(&inner);
@@ -294,13 +310,21 @@ impl MicroVm {
 
     /// How many VMMs wait for `template` in `class`. 0 while it is not frozen.
     pub async fn waiting(&self, template: &TemplateName, class: SizeClass) -> usize {
-        let slots: Vec<_> = held(&self.inner.frozen).iter().map(|(k, s)| (k.clone(), s.clone())).collect();
-        for (key, slot) in slots {
-            if slot.lock().await.as_ref().is_some_and(|f| f.template == *template && f.class == class) {
-                return self.inner.pool.count(&key);
+        self.ready(template, class).await.map_or(0, |f| self.inner.pool.count(&f.key))
+    }
+
+    /// What machines of `template` in `class` start from, for measurements. `None` before it was used here.
+    pub async fn ready(&self, template: &TemplateName, class: SizeClass) -> Option<Arc<Frozen>> {
+        let slots: Vec<_> = held(&self.inner.frozen).values().cloned().collect();
+        for slot in slots {
+            if let Some(f) = slot.lock().await.as_ref()
+                && f.template == *template
+                && f.class == class
+            {
+                return Some(f.clone());
             }
         }
-        0
+        None
     }
 }
 

@@ -115,5 +115,5 @@ async fn a_write_that_breaks_off_replaces_nothing_and_a_full_disk_is_said() {
     let exclusive = WriteOptions { exclusive: true, ..WriteOptions::default() };
     bench.driver.guest.disk_full.store(false, Ordering::SeqCst);
     let e = machine.write_file(b"/f", exclusive, body(vec![])).await.expect_err("exists");
-    assert_eq!(e.code(), ErrorCode::FileError);
+    assert_eq!(e.code(), ErrorCode::FileExists);
 }

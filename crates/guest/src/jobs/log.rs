@@ -87,8 +87,8 @@ pub(crate) struct Log {
     taken: u64,
     unsent: usize,
     kept_taken: usize,
-    /// Half of the output limit; `None` without one.
-    half: Option<u64>,
+    /// The output limit as bytes from the start and bytes from the end; `None` without one.
+    limit: Option<(u64, u64)>,
     produced: [Produced; 2],
     finished: bool,
 }
@@ -102,7 +102,7 @@ impl Log {
             taken: 0,
             unsent: 0,
             kept_taken: 0,
-            half: (output_limit > 0).then_some(output_limit.div_ceil(2)),
+            limit: (output_limit > 0).then_some((output_limit.div_ceil(2), output_limit / 2)),
             produced: Default::default(),
             finished: false,
         }
@@ -155,17 +155,17 @@ impl Log {
         let produced = &mut self.produced[output as usize];
         let offset = produced.total;
         produced.total += data.len() as u64;
-        let head = match self.half {
+        let head = match self.limit {
             None => data.len(),
-            Some(half) => half.saturating_sub(offset).min(data.len() as u64) as usize,
+            Some((first, _)) => first.saturating_sub(offset).min(data.len() as u64) as usize,
         };
-        if let Some(half) = self.half
+        if let Some((_, last)) = self.limit
             && head < data.len()
         {
             let rest = &data[head..];
             let tail = &mut produced.tail;
-            let rest = &rest[rest.len().saturating_sub(half as usize)..];
-            let over = (tail.len() + rest.len()).saturating_sub(half as usize);
+            let rest = &rest[rest.len().saturating_sub(last as usize)..];
+            let over = (tail.len() + rest.len()).saturating_sub(last as usize);
             tail.drain(..over);
             tail.extend(rest);
         }
@@ -177,12 +177,9 @@ impl Log {
     /// Ends the log: what was held back, then `exit` with the totals.
     pub(crate) fn finish(&mut self, mut exit: pb::JobExit) {
         for output in [Output::Stdout, Output::Stderr] {
+            let Some((head, _)) = self.limit else { continue };
             let tail = std::mem::take(&mut self.produced[output as usize].tail);
-            if tail.is_empty() {
-                continue;
-            }
             let from = self.total(output) - tail.len() as u64;
-            let head = self.half.unwrap_or(0);
             if from > head {
                 self.push(Happened::Gap { output, offset: head, length: from - head });
             }

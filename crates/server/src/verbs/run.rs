@@ -65,8 +65,8 @@ fn order(body: RunCommand) -> ApiResult<CommandOrder> {
         return Err(ApiError::invalid("timeoutMs must be 1 to 86400000."));
     }
     let output_limit = body.output_limit_bytes.unwrap_or(limits::OUTPUT_LIMIT_DEFAULT);
-    if output_limit > limits::OUTPUT_LIMIT_MAX {
-        return Err(ApiError::invalid("outputLimitBytes must be at most 16777216."));
+    if !(1..=limits::OUTPUT_LIMIT_MAX).contains(&output_limit) {
+        return Err(ApiError::invalid("outputLimitBytes must be 1 to 16777216."));
     }
     let stdin = match body.stdin_base64 {
         Some(text) => STANDARD.decode(text).map_err(|_| ApiError::invalid("stdinBase64 must be padded base64."))?,
@@ -140,6 +140,7 @@ mod tests {
             json!({"command": "a", "cwd": "tmp"}),
             json!({"command": "a", "timeoutMs": 0}),
             json!({"command": "a", "timeoutMs": 86_400_001}),
+            json!({"command": "a", "outputLimitBytes": 0}),
             json!({"command": "a", "outputLimitBytes": 16_777_217}),
             json!({"command": "a", "stdinBase64": "a"}),
             json!({"command": "a", "env": {"A=B": "c"}}),

@@ -4,29 +4,49 @@
 >>> client = Mainbrella(os.environ["MAINBRELLA_API_KEY"])
 >>> with client.create(catalog_id="python") as sandbox:
 ...     result = sandbox.commands.run("python --version")
+
+``AsyncMainbrella`` has the same verbs for ``asyncio``.
 """
 
+from ._async.client import AsyncMainbrella
+from ._async.commands import AsyncCommands
+from ._async.contexts import AsyncCodeContext, AsyncCodeStream
+from ._async.files import AsyncFiles, AsyncRemoteFile
+from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResult
+from ._async.sandbox import AsyncSandbox
+from ._async.watch import AsyncFileWatch
+from ._sync.client import Mainbrella
+from ._sync.commands import Commands
+from ._sync.contexts import CodeContext, CodeStream
+from ._sync.files import Files, RemoteFile
+from ._sync.jobs import EventStream, Job, JobInput, RunResult
+from ._sync.sandbox import Sandbox
+from ._sync.watch import FileWatch
 from ._version import __version__
-from .client import Mainbrella
-from .commands import Commands
+from .codetypes import CodeError, CodeEvent, CodeOutput, CodeResult, ContextInfo
 from .errors import (
     AuthenticationError,
     CallerStoppedWaitingError,
     CleanupUncertainError,
+    CommandFailedError,
     CommandNotStartedError,
     ConfigurationError,
     ConflictError,
+    ContextDeadError,
     CreateFailedError,
     FileOperationError,
     GenerationMismatchError,
+    GuestFileExistsError,
     GuestFileNotFoundError,
     GuestUnavailableError,
     IdempotencyConflictError,
     InvalidRequestError,
     InvalidResponseError,
+    JobStillRunningError,
     MachineNotRunningError,
     MainbrellaError,
     NotFoundError,
+    PartlyRemovedError,
     PayloadTooLargeError,
     PermissionDeniedError,
     RateLimitedError,
@@ -35,31 +55,93 @@ from .errors import (
     SlotInUseError,
     TransportError,
     UnavailableError,
+    UnsafeArchiveError,
     UnsupportedError,
 )
-from .files import Files, RemoteFile
+from .filetypes import DownloadedTree, FileEntry, FilePage, FileWatchEvent, SignedUrl, UploadedTree
+from .jobs import (
+    ExecutionsPage,
+    InputStatus,
+    JobEvent,
+    JobExit,
+    JobExited,
+    JobGap,
+    JobInfo,
+    JobOutput,
+    JobStarted,
+    ProcessInfo,
+    ProcessList,
+    TerminalSize,
+)
 from .models import CommandResult, EndReason, MachineInfo, MachineLimits, Omitted, StopResult
-from .sandbox import Sandbox
+
+Execution = Job
+"""A job by its id: ``Execution(sandbox, id)``; nothing is asked of the service until it is used."""
+
+AsyncExecution = AsyncJob
+"""``Execution`` for ``AsyncSandbox``."""
 
 __all__ = [
+    "AsyncCodeContext",
+    "AsyncCodeStream",
+    "AsyncCommands",
+    "AsyncEventStream",
+    "AsyncExecution",
+    "AsyncFileWatch",
+    "AsyncFiles",
+    "AsyncJob",
+    "AsyncJobInput",
+    "AsyncMainbrella",
+    "AsyncRemoteFile",
+    "AsyncRunResult",
+    "AsyncSandbox",
     "AuthenticationError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
+    "CodeContext",
+    "CodeError",
+    "CodeEvent",
+    "CodeOutput",
+    "CodeResult",
+    "CodeStream",
+    "CommandFailedError",
     "CommandNotStartedError",
     "CommandResult",
     "Commands",
     "ConfigurationError",
     "ConflictError",
+    "ContextDeadError",
+    "ContextInfo",
     "CreateFailedError",
+    "DownloadedTree",
     "EndReason",
+    "EventStream",
+    "Execution",
+    "ExecutionsPage",
+    "FileEntry",
     "FileOperationError",
+    "FilePage",
+    "FileWatch",
+    "FileWatchEvent",
     "Files",
     "GenerationMismatchError",
+    "GuestFileExistsError",
     "GuestFileNotFoundError",
     "GuestUnavailableError",
     "IdempotencyConflictError",
+    "InputStatus",
     "InvalidRequestError",
     "InvalidResponseError",
+    "Job",
+    "JobEvent",
+    "JobExit",
+    "JobExited",
+    "JobGap",
+    "JobInfo",
+    "JobInput",
+    "JobOutput",
+    "JobStarted",
+    "JobStillRunningError",
     "MachineInfo",
     "MachineLimits",
     "MachineNotRunningError",
@@ -67,17 +149,25 @@ __all__ = [
     "MainbrellaError",
     "NotFoundError",
     "Omitted",
+    "PartlyRemovedError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
+    "ProcessInfo",
+    "ProcessList",
     "RateLimitedError",
     "RedirectRefusedError",
     "RemoteFile",
+    "RunResult",
     "Sandbox",
     "ServerError",
+    "SignedUrl",
     "SlotInUseError",
     "StopResult",
+    "TerminalSize",
     "TransportError",
     "UnavailableError",
+    "UnsafeArchiveError",
     "UnsupportedError",
+    "UploadedTree",
     "__version__",
 ]

@@ -6,26 +6,34 @@ sentence with a hint for people. A non-zero exit code of a command is a normal r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models import CommandResult
 
 __all__ = [
     "AuthenticationError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
+    "CommandFailedError",
     "CommandNotStartedError",
     "ConfigurationError",
     "ConflictError",
+    "ContextDeadError",
     "CreateFailedError",
     "FileOperationError",
     "GenerationMismatchError",
+    "GuestFileExistsError",
     "GuestFileNotFoundError",
     "GuestUnavailableError",
     "IdempotencyConflictError",
     "InvalidRequestError",
     "InvalidResponseError",
+    "JobStillRunningError",
     "MachineNotRunningError",
     "MainbrellaError",
     "NotFoundError",
+    "PartlyRemovedError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
     "RateLimitedError",
@@ -34,6 +42,7 @@ __all__ = [
     "SlotInUseError",
     "TransportError",
     "UnavailableError",
+    "UnsafeArchiveError",
     "UnsupportedError",
 ]
 
@@ -147,6 +156,46 @@ class FileOperationError(MainbrellaError):
     """The machine's file system refused the operation, or its disk is full."""
 
 
+class GuestFileExistsError(FileOperationError):
+    """There is something at the path inside the machine where a new file was asked for."""
+
+
+class PartlyRemovedError(FileOperationError):
+    """A tree was removed only in part. Inspect what is left before trying again.
+
+    Attributes:
+        removed: entries that are gone.
+        remaining: paths that are left, at most the first hundred.
+        remaining_count: how many are left in all.
+    """
+
+    default_code = "partly_removed"
+    removed: int = 0
+    remaining: tuple[str, ...] = ()
+    remaining_count: int = 0
+
+
+class UnsafeArchiveError(FileOperationError):
+    """A downloaded tree names a place outside the folder it was to be unpacked into."""
+
+    default_code = "unsafe_archive"
+
+
+class CommandFailedError(MainbrellaError):
+    """A command that was run with ``check=True`` did not exit with code 0.
+
+    Attributes:
+        result: how it ended and what it said; ``None`` only on an error that was made by hand.
+    """
+
+    default_code = "command_failed"
+    result: CommandResult | None = None
+
+
+class ContextDeadError(ConflictError):
+    """The kernel of a code context has ended, and its state with it. ``restart()`` begins a fresh one."""
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -202,6 +251,19 @@ class CallerStoppedWaitingError(TransportError):
     default_code = "caller_stopped_waiting"
 
 
+class JobStillRunningError(CallerStoppedWaitingError):
+    """``job.wait(timeout=…)`` ended before the job did. The job goes on: wait again, or ``job.cancel()``.
+
+    What it has said so far is there: ``job.output()`` or ``job.events()``.
+
+    Attributes:
+        job_id: names the job; ``sandbox.commands.attach(error.job_id)``.
+    """
+
+    default_code = "job_still_running"
+    job_id: str | None = None
+
+
 class CleanupUncertainError(MainbrellaError):
     """The machine was asked to stop, but its removal could not be confirmed. Stopping again is safe."""
 
@@ -221,8 +283,10 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "idempotency_conflict": IdempotencyConflictError,
     "in_progress": ConflictError,
     "file_error": FileOperationError,
+    "file_exists": GuestFileExistsError,
     "guest_disk_full": FileOperationError,
     "command_not_started": CommandNotStartedError,
+    "context_dead": ContextDeadError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,

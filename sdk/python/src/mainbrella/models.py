@@ -91,7 +91,7 @@ class CommandResult:
     """
 
     exit_code: int
-    """The exit code; 128 + signal when a signal ended it; -1 when it timed out."""
+    """The exit code; 128 + signal when a signal ended it; -1 when it has none: timed out, cancelled, still running."""
     signal: int | None
     timed_out: bool
     """Its own ``timeout_ms`` ended it; the output is what it had produced by then."""
@@ -105,6 +105,12 @@ class CommandResult:
     stdout_omitted: Omitted | None
     stderr_omitted: Omitted | None
     duration_ms: int
+    cause: str = "exited"
+    """``exited signalled timed_out cancelled machine_stopped lost``; empty while it is ``still_running``."""
+    still_running: bool = False
+    """The wait ended before the command did; the output is what had come by then, and the command goes on."""
+    job_id: str | None = None
+    """The job it ran as, where the service has kept it: ``sandbox.commands.attach(job_id)``."""
 
     @property
     def ok(self) -> bool:
@@ -122,7 +128,7 @@ class Fields:
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, dict):
-            raise _malformed(where)
+            raise malformed(where)
         self._data = cast("dict[str, Any]", data)
         self._where = where
 
@@ -130,21 +136,25 @@ class Fields:
         """A string."""
         value = self._data.get(name)
         if not isinstance(value, str):
-            raise _malformed(f"{self._where}.{name}")
+            raise malformed(f"{self._where}.{name}")
         return value
 
     def flag(self, name: str) -> bool:
         """A boolean."""
         value = self._data.get(name)
         if not isinstance(value, bool):
-            raise _malformed(f"{self._where}.{name}")
+            raise malformed(f"{self._where}.{name}")
         return value
+
+    def flag_or(self, name: str, otherwise: bool) -> bool:
+        """A boolean, or ``otherwise`` when there is none."""
+        return otherwise if self._data.get(name) is None else self.flag(name)
 
     def number(self, name: str) -> int:
         """An integer."""
         value = self._data.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _malformed(f"{self._where}.{name}")
+            raise malformed(f"{self._where}.{name}")
         return value
 
     def number_or_none(self, name: str) -> int | None:
@@ -167,8 +177,19 @@ class Fields:
         """An array."""
         value = self._data.get(name)
         if not isinstance(value, list):
-            raise _malformed(f"{self._where}.{name}")
+            raise malformed(f"{self._where}.{name}")
         return value  # pyright: ignore[reportUnknownVariableType]
+
+    def texts(self, name: str) -> list[str]:
+        """An array of strings."""
+        values = self.objects(name)
+        if not all(isinstance(value, str) for value in values):
+            raise malformed(f"{self._where}.{name}")
+        return values
+
+    def raw(self, name: str) -> Any:
+        """Whatever is there; ``None`` when there is nothing."""
+        return self._data.get(name)
 
     def plain(self, name: str) -> dict[str, Any]:
         """An object as it is; an empty one when there is none."""
@@ -180,10 +201,11 @@ class Fields:
         try:
             return base64.b64decode(self.text(name), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise _malformed(f"{self._where}.{name}") from error
+            raise malformed(f"{self._where}.{name}") from error
 
 
-def _malformed(where: str) -> InvalidResponseError:
+def malformed(where: str) -> InvalidResponseError:
+    """The error for a field that is missing or of another form."""
     return InvalidResponseError(
         f"The answer has no valid field {where}.",
         hint="Check that the SDK and the service have matching versions.",
@@ -220,29 +242,36 @@ def parse_stop(data: Any) -> StopResult:
     f = Fields(data, "stop")
     outcome = f.text("outcome")
     if outcome not in ("stopped", "uncertain"):
-        raise _malformed("stop.outcome")
+        raise malformed("stop.outcome")
     return StopResult(outcome, parse_machine(data.get("machine")))
 
 
-def parse_command(data: Any) -> CommandResult:
-    """The reply to a blocking run."""
+def parse_command(data: Any) -> dict[str, Any]:
+    """The reply to a blocking run, as the arguments of a ``CommandResult``."""
     f = Fields(data, "result")
     out, err = f.data("stdoutBase64"), f.data("stderrBase64")
     out_gap, err_gap = _omitted(f, "stdoutOmitted"), _omitted(f, "stderrOmitted")
-    return CommandResult(
-        exit_code=f.number("exitCode"),
-        signal=f.number_or_none("signal"),
-        timed_out=f.flag("timedOut"),
-        stdout=decode_around_gap(out, out_gap),
-        stderr=decode_around_gap(err, err_gap),
-        stdout_bytes=out,
-        stderr_bytes=err,
-        stdout_total_bytes=f.number("stdoutBytes"),
-        stderr_total_bytes=f.number("stderrBytes"),
-        stdout_omitted=out_gap,
-        stderr_omitted=err_gap,
-        duration_ms=f.number("durationMs"),
-    )
+    still_running = f.flag_or("stillRunning", False)
+    signal, timed_out = f.number_or_none("signal"), f.flag("timedOut")
+    code = f.number_or_none("exitCode") if still_running else f.number("exitCode")
+    plain = "" if still_running else "timed_out" if timed_out else "exited" if signal is None else "signalled"
+    return {
+        "exit_code": -1 if code is None or still_running else code,
+        "signal": signal,
+        "timed_out": timed_out,
+        "stdout": decode_around_gap(out, out_gap),
+        "stderr": decode_around_gap(err, err_gap),
+        "stdout_bytes": out,
+        "stderr_bytes": err,
+        "stdout_total_bytes": f.number("stdoutBytes"),
+        "stderr_total_bytes": f.number("stderrBytes"),
+        "stdout_omitted": out_gap,
+        "stderr_omitted": err_gap,
+        "duration_ms": f.number("durationMs"),
+        "cause": f.text_or_none("cause") or plain,
+        "still_running": still_running,
+        "job_id": f.text_or_none("jobId"),
+    }
 
 
 def _omitted(f: Fields, name: str) -> Omitted | None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from mainbrella import (
     ConflictError,
     GenerationMismatchError,
+    GuestFileExistsError,
     GuestFileNotFoundError,
     IdempotencyConflictError,
     Mainbrella,
-    MainbrellaError,
     SlotInUseError,
 )
 
@@ -101,7 +101,7 @@ class Live(unittest.TestCase):
             self.assertEqual(sandbox.files.read("/tmp/sized", offset=10, length=5), data[10:15])
             with self.assertRaises(GuestFileNotFoundError):
                 sandbox.files.read("/tmp/none")
-            with self.assertRaises(MainbrellaError):
+            with self.assertRaises(GuestFileExistsError):
                 sandbox.files.write("/tmp/sized", b"", exclusive=True)
             self.assertEqual(sandbox.files.read("/tmp/sized"), data)
 

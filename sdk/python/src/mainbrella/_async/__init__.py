@@ -1,0 +1,1 @@
+"""The asynchronous SDK: the source that `_sync` is generated from (see `scripts/unasync.py`)."""

@@ -1,0 +1,270 @@
+"""One generation of a machine, and everything that can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from ..errors import (
+    CallerStoppedWaitingError,
+    CleanupUncertainError,
+    CommandFailedError,
+    ConfigurationError,
+    GenerationMismatchError,
+    MainbrellaError,
+    NotFoundError,
+    TransportError,
+    UnavailableError,
+)
+from ..jobs import ProcessList, parse_processes
+from ..models import MachineInfo, StopResult, drop_none, parse_machine, parse_stop
+from . import net
+from .api import AsyncMachineApi
+from .commands import AsyncCommands
+from .contexts import AsyncCodeContext, create_code_context, list_code_contexts
+from .files import AsyncFiles
+from .jobs import AsyncRunResult, signal_value
+from .transport import AsyncTransport
+
+__all__ = ["AsyncSandbox"]
+
+_STOP_ATTEMPTS = 4
+_STOP_WAIT_SECONDS = 120.0
+
+
+class AsyncSandbox:
+    """A machine, named by the pair ``(id, created_at)``: every call acts on that generation or fails.
+
+    Made by ``client.create`` or ``AsyncSandbox.create``, it owns its clean-up: leaving its ``with`` block stops that
+    generation and no other.
+    Made by ``connect``, ``get`` or ``list``, leaving a ``with`` block does nothing.
+    """
+
+    commands: AsyncCommands
+    """Runs commands and jobs."""
+    files: AsyncFiles
+    """Reads, writes, lists, moves, watches files."""
+    api: AsyncMachineApi
+    """Generation-bound calls, for what has no method here."""
+
+    def __init__(
+        self, transport: AsyncTransport, info: MachineInfo, *, owned: bool, owns_transport: bool = False
+    ) -> None:
+        self._info = info
+        self._owned = owned
+        self._owns_transport = owns_transport
+        self.api = AsyncMachineApi(transport, info.id, info.created_at)
+        self.commands = AsyncCommands(self)
+        self.files = AsyncFiles(self)
+
+    @classmethod
+    async def create(
+        cls,
+        template: str = "python",
+        *,
+        persistent: bool = False,
+        ttl_seconds: int = 3600,
+        metadata: Mapping[str, str] | None = None,
+        size: str = "small",
+        internet: bool | None = None,
+        slot: str | None = None,
+        idle_timeout_seconds: int | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        api_key: str | None = None,
+        base_url: str | None = None,
+    ) -> AsyncSandbox:
+        """The short form: a client of its own, from ``MAINBRELLA_API_KEY`` and ``MAINBRELLA_API_URL``, and a machine.
+
+        The arguments are those of ``client.create``; ``template`` is its ``catalog_id``. Use it in a ``with`` block,
+        or call ``kill()`` at the end.
+        """
+        from .client import AsyncMainbrella
+
+        client = AsyncMainbrella(api_key, base_url=base_url)
+        try:
+            sandbox = await client.create(
+                template,
+                size=size,
+                internet=internet,
+                slot=slot,
+                ttl_seconds=ttl_seconds,
+                idle_timeout_seconds=idle_timeout_seconds,
+                metadata=metadata,
+                env=env,
+                persistent=persistent,
+                idempotency_key=idempotency_key,
+            )
+        except BaseException:
+            await client.close()
+            raise
+        return cls(sandbox.api.transport, sandbox.info, owned=True, owns_transport=True)
+
+    @property
+    def id(self) -> str:
+        """The slot."""
+        return self._info.id
+
+    @property
+    def created_at(self) -> str:
+        """When this generation was created, RFC 3339."""
+        return self._info.created_at
+
+    @property
+    def info(self) -> MachineInfo:
+        """What the service last said of it; ``inspect()`` asks again."""
+        return self._info
+
+    @property
+    def state(self) -> str:
+        """Its state as last heard; ``inspect()`` asks again."""
+        return self._info.state
+
+    @property
+    def filesystem(self) -> AsyncFiles:
+        """``files`` by its other name."""
+        return self.files
+
+    async def inspect(self) -> MachineInfo:
+        """Asks the service what this generation is doing. This does not count as use of the machine."""
+        return self._learn(parse_machine(await self.api.get("")))
+
+    refresh = inspect
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        check: bool = False,
+        timeout_seconds: float = 60.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        output_limit: int | None = None,
+    ) -> AsyncRunResult:
+        """``commands.run`` with seconds. With ``check``, anything but exit code 0 raises ``CommandFailedError``."""
+        if not timeout_seconds > 0:
+            raise ConfigurationError("timeout_seconds must be a positive number of seconds.")
+        result = await self.commands.run(
+            command,
+            timeout_ms=max(1, round(timeout_seconds * 1000)),
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            output_limit=output_limit,
+        )
+        if check and not result.ok:
+            how = f"ended with {result.exit_code}"
+            if result.timed_out:
+                how = f"ran into its limit of {timeout_seconds:g} seconds"
+            error = CommandFailedError(f"The command {how}.", hint=result.stderr[-500:].strip())
+            error.result = result
+            raise error
+        return result
+
+    async def create_code_context(
+        self, language: str = "python", *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> AsyncCodeContext:
+        """Starts an interpreter whose state lasts from one ``run_code`` to the next. Several can run at once.
+
+        Args:
+            language: ``python``.
+            cwd: working directory, absolute.
+            env: variables over those of the machine. The machine can read them.
+        """
+        return await create_code_context(self, language, cwd=cwd, env=env)
+
+    async def code_contexts(self) -> list[AsyncCodeContext]:
+        """The code contexts of this machine."""
+        return await list_code_contexts(self)
+
+    async def processes(self) -> ProcessList:
+        """Every process of the machine, not only those of commands."""
+        return parse_processes(await self.api.get("/processes"))
+
+    async def signal_process(self, pid: int, signal: str | int = "SIGTERM") -> None:
+        """Sends a signal to one process, by its pid in the machine. Sent once."""
+        await self.api.post(f"/processes/{int(pid)}/signal", {"signal": signal_value(signal)})
+
+    async def kill_process(self, pid: int) -> None:
+        """``signal_process`` with ``SIGKILL``."""
+        await self.signal_process(pid, "SIGKILL")
+
+    async def extend(self, *, ttl_seconds: int | None = None, idle_timeout_seconds: int | None = None) -> MachineInfo:
+        """Changes the lease.
+
+        Args:
+            ttl_seconds: the machine may live at least so long from now; never shortens what it already has.
+            idle_timeout_seconds: it ends when nobody uses it for so long, counted from now.
+        """
+        if ttl_seconds is None and idle_timeout_seconds is None:
+            raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds or both.")
+        body = drop_none({"ttlSeconds": ttl_seconds, "idleTimeoutSeconds": idle_timeout_seconds})
+        return self._learn(parse_machine(await self.api.post("/extend", body)))
+
+    async def kill(self) -> StopResult:
+        """Stops exactly this generation; files in it are lost. Safe to repeat, also after it has ended.
+
+        Raises ``GenerationMismatchError`` when the slot has passed to a newer machine: this one has ended then.
+
+        A stop is fenced by the generation and idempotent, so it is the one change that is sent again by itself when
+        the network fails.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                data = await self.api.post("/stop", extra_wait=_STOP_WAIT_SECONDS)
+                result = parse_stop(data)
+            except (TransportError, UnavailableError) as error:
+                if attempt >= _STOP_ATTEMPTS or isinstance(error, CallerStoppedWaitingError):
+                    raise
+            else:
+                self._learn(result.info)
+                if result.stopped or attempt >= _STOP_ATTEMPTS:
+                    if self._owns_transport:
+                        self.api.transport.drop_idle()
+                    return result
+            await net.sleep(0.2 * 2 ** (attempt - 1))
+
+    stop = kill
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._owned:
+            return
+        try:
+            result = await self.kill()
+            if result.stopped:
+                return
+            trouble: MainbrellaError = CleanupUncertainError(
+                f"Machine {self.id} was stopped, but its clean-up is not confirmed.",
+                hint="The service goes on with it; kill() again to see the outcome.",
+            )
+        except (NotFoundError, GenerationMismatchError):
+            # This generation is gone: what is in the slot now, if anything, is not ours.
+            return
+        except MainbrellaError as failure:
+            trouble = failure
+        if error is None:
+            raise trouble
+        note = getattr(error, "add_note", None)
+        if note is not None:
+            note(f"mainbrella: stopping machine {self.id}@{self.created_at} also failed: {trouble}")
+
+    def __repr__(self) -> str:
+        return f"Sandbox(id={self.id!r}, created_at={self.created_at!r}, state={self.state!r})"
+
+    def _learn(self, info: MachineInfo) -> MachineInfo:
+        if (info.id, info.created_at) != (self.id, self.created_at):
+            raise GenerationMismatchError(
+                "The service answered about another generation.",
+                code="generation_mismatch",
+                hint="Report this: an answer must never be about a machine that was not named.",
+            )
+        self._info = info
+        return info
