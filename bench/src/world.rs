@@ -126,7 +126,7 @@ impl Rig {
     /// Launches a machine.
     pub async fn launch(&self) -> Result<Launched, Fault> {
         let key = GenerationKey::new(uuid::Uuid::now_v7());
-        let order = LaunchOrder { key, template: template(), size: SIZE, internet: false };
+        let order = LaunchOrder { key, template: template(), size: SIZE, egress: mainbrella_types::EgressPolicy::Off };
         Ok(Launched { key, instance: self.driver.launch(&order).await? })
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use async_trait::async_trait;
-use mainbrella_types::{DriverReport, GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, SizeClass, TemplateName};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::DriverError;
@@ -23,8 +23,8 @@ pub struct LaunchOrder {
     pub template: TemplateName,
     /// Its size.
     pub size: SizeClass,
-    /// Whether it gets a way to the internet. A driver that cannot enforce `false` refuses.
-    pub internet: bool,
+    /// What it may reach. A driver that cannot enforce it refuses.
+    pub egress: EgressPolicy,
 }
 
 /// How the process that carried a machine ended, as far as can be known.

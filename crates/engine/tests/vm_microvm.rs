@@ -78,7 +78,7 @@ fn template() -> TemplateName {
 
 fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, internet: false }
+    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: mainbrella_types::EgressPolicy::Off }
 }
 
 async fn client(machine: &dyn Instance) -> GuestClient {

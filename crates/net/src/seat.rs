@@ -35,6 +35,12 @@ pub struct Seat {
     gateway: Option<Gateway>,
 }
 
+impl std::fmt::Debug for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seat").field("index", &self.order.index).field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
 impl Seat {
     /// Loads the rules of a new seat and brings its link up, under `off`. Blocks for some milliseconds.
     ///

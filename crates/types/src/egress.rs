@@ -36,10 +36,46 @@ impl EgressPolicy {
         }
     }
 
+    /// Whether the machine can reach anything at all.
+    #[must_use]
+    pub fn leads_out(&self) -> bool {
+        *self != Self::Off
+    }
+
     /// Whether a machine under this policy may be put under `next`.
     #[must_use]
     pub fn may_become(&self, next: &Self) -> bool {
         *self != Self::Off || *next == Self::Off
+    }
+}
+
+/// One line of text that [`FromStr`] reads: `off`, `open`, `allow-list RULE…`, `allow-list dry-run RULE…`.
+impl fmt::Display for EgressPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())?;
+        let Self::AllowList(list) = self else { return Ok(()) };
+        if list.dry_run {
+            f.write_str(" dry-run")?;
+        }
+        list.rules.iter().try_for_each(|rule| write!(f, " {rule}"))
+    }
+}
+
+impl FromStr for EgressPolicy {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let mut words = text.split(' ');
+        match (words.next(), words.clone().next()) {
+            (Some("off"), None) => Ok(Self::Off),
+            (Some("open"), None) => Ok(Self::Open),
+            (Some("allow-list"), first) => {
+                let dry_run = first == Some("dry-run");
+                let rules = words.skip(usize::from(dry_run)).map(str::parse).collect::<Result<_, _>>()?;
+                Ok(Self::AllowList(AllowList::new(rules, dry_run)?))
+            }
+            _ => Err(RuleError::Form(printable(text))),
+        }
     }
 }
 
@@ -485,6 +521,23 @@ mod tests {
         assert!(passes(&p, "db.example", 5432) && !passes(&p, "db.example", 443));
         assert!(passes(&p, "93.184.216.34", 22) && !passes(&p, "93.184.217.34", 22));
         assert_eq!(p.decide(&Target::Name(&name("example.org")), 22), Decision::Denied(Denial::Port(22)));
+    }
+
+    #[test]
+    fn policies_are_read_and_written_the_same() {
+        for text in [
+            "off",
+            "open",
+            "allow-list",
+            "allow-list dry-run",
+            "allow-list example.org *.example.org:8443",
+            "allow-list dry-run 93.184.216.0/24",
+        ] {
+            assert_eq!(text.parse::<EgressPolicy>().expect(text).to_string(), text);
+        }
+        for text in ["", "off x", "open ", "allow-list  ", "allow-list 10.0.0.1", "ajar"] {
+            assert!(text.parse::<EgressPolicy>().is_err(), "{text:?}");
+        }
     }
 
     #[test]

@@ -22,12 +22,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("client", &["api", "types"]),
     ("guest-protocol", &[]),
     ("guest", &["guest-protocol"]),
-    ("engine", &["guest-protocol", "types"]),
+    ("net", &["types"]),
+    ("engine", &["guest-protocol", "net", "types"]),
     ("store", &["types"]),
     ("server", &["api", "engine", "store", "types"]),
     ("cli", &["api", "client", "engine", "server", "store", "types"]),
     ("tests", &["api", "client", "engine", "guest-protocol", "server", "store", "types"]),
-    ("bench", &["client", "engine", "guest-protocol", "store", "tests", "types"]),
+    ("bench", &["client", "engine", "guest-protocol", "net", "store", "tests", "types"]),
     ("xtask", &["server"]),
 ];
 
@@ -39,6 +40,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         "types has no I/O, no clock, no async, no serde",
     ),
     ("engine", &["axum", "tower-http", "utoipa", "sqlx"], "engine knows neither the store nor HTTP servers"),
+    ("net", &["axum", "hyper", "sqlx", "serde"], "net knows links, rules and names, and nothing of the service"),
     ("store", &["axum", "hyper", "http", "tower-http", "utoipa"], "store knows no HTTP"),
     ("api", &["tokio", "axum", "sqlx", "hyper"], "api only says what travels over the wire"),
     ("guest", &["axum", "sqlx", "reqwest"], "the guest agent is small and serves one stream"),

@@ -179,7 +179,7 @@ impl Driver for FakeDriver {
         if !self.templates.contains(&order.template) {
             return Err(DriverError::TemplateMissing(order.template.to_string()));
         }
-        if order.internet {
+        if order.egress.leads_out() {
             return Err(DriverError::Unsupported("this host gives machines no way to the internet".into()));
         }
         if !self.launch_time.is_zero() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainbrella_guest_protocol::pb;
-use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
+use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -128,7 +128,7 @@ impl Actor {
             key: self.record.key,
             template: self.record.spec.template.clone(),
             size: self.record.spec.size,
-            internet: self.record.spec.internet,
+            egress: if self.record.spec.internet { EgressPolicy::Open } else { EgressPolicy::Off },
         };
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,

@@ -38,6 +38,7 @@ pub struct Machine {
     /// Its VMM.
     pub vmm: Vmm,
     seat: Mutex<Option<Seat>>,
+    network: Mutex<Option<mainbrella_net::Seat>>,
     exit: watch::Sender<Option<ExitReport>>,
     stream: Mutex<Option<StdStream>>,
     watcher: OnceLock<tokio::task::AbortHandle>,
@@ -69,6 +70,7 @@ impl Machine {
             folder,
             vmm,
             seat,
+            network: Mutex::new(None),
             exit: watch::Sender::new(None),
             stream: Mutex::new(None),
             watcher: OnceLock::new(),
@@ -94,6 +96,19 @@ impl Machine {
             watcher.abort();
         }
         self.hang_up();
+    }
+
+    /// Takes the seat of its network.
+    pub fn seat_in(&self, network: Option<mainbrella_net::Seat>) {
+        *self.network.lock().unwrap_or_else(PoisonError::into_inner) = network;
+    }
+
+    /// Ends what serves its network. The rest ends with its process.
+    pub async fn leave_network(&self) {
+        let network = self.network.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(network) = network {
+            network.close().await;
+        }
     }
 
     /// Gives its seat back. Only when its process is gone.

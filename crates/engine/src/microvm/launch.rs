@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
 use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
 use super::pool::{Prepared, awaken, prepare};
+use super::qmp::{Event, Qmp};
+use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
 use super::{Inner, folder};
 use crate::driver::{ExitReport, LaunchOrder};
@@ -36,7 +39,7 @@ impl Inner {
         let inputs = KeyInputs::new(
             &self.qemu_version,
             verdict.accelerator,
-            self.host.jail.sandbox(),
+            (self.host.jail.sandbox(), self.host.network.has_cards()),
             &self.processor,
             template,
             class.spec(),
@@ -130,9 +133,16 @@ impl Inner {
             Some(waiting) => hand_over(waiting, place)?,
             None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,
         };
+        // On record before it is in force: a service that comes back enforces what the record says.
+        prepared.vmm.record.egress = order.egress.to_string();
+        folder::write_record(&prepared.folder, &prepared.vmm.record)
+            .map_err(|e| DriverError::io("recording the machine's network", e))?;
+        let index = prepared.vmm.seat.as_ref().map(Seat::index);
+        let network = self.host.network.attach(prepared.vmm.record.pid, index, order.egress.clone()).await?;
         awaken(&mut prepared, frozen).await?;
         let Prepared { folder, vmm, qmp, events, .. } = prepared;
         let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
+        machine.seat_in(network);
         self.machines().insert(order.key, machine.clone());
         Ok(machine)
     }
@@ -171,9 +181,7 @@ impl Inner {
             "running" => {}
             "io-error" => {
                 vmm.seat = self.reserved().remove(key);
-                let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(true));
-                self.machines().insert(*key, machine.clone());
-                return Ok(Found::Running(machine));
+                return Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), true).await));
             }
             "paused" => {
                 if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
@@ -188,9 +196,29 @@ impl Inner {
             _ => return lost("the service ended before the machine was restored"),
         }
         vmm.seat = self.reserved().remove(key);
-        let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(false));
-        self.machines().insert(*key, machine.clone());
-        Ok(Found::Running(machine))
+        Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), false).await))
+    }
+
+    /// Watches a machine that was found, and serves its network again.
+    async fn take_over(
+        &self,
+        key: GenerationKey,
+        place: PathBuf,
+        vmm: Vmm,
+        (qmp, events): (Qmp, mpsc::Receiver<Event>),
+        full: bool,
+    ) -> Arc<Machine> {
+        let (pid, index, egress) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index), vmm.record.egress());
+        let machine = Machine::watch(key, place, vmm, qmp, events, self.fullness(full));
+        match self.host.network.attach(pid, index, egress).await {
+            Ok(network) => machine.seat_in(network),
+            // It fails closed: what served it is gone, and nothing takes its place.
+            Err(e) => {
+                tracing::error!(machine = %key, error = %chain(&e), "a machine that was found has lost its network")
+            }
+        }
+        self.machines().insert(key, machine.clone());
+        machine
     }
 
     /// Removes a machine and all that carries its name.
@@ -228,6 +256,7 @@ impl Inner {
         .await?;
         self.machines().remove(key);
         if let Some(machine) = machine {
+            machine.leave_network().await;
             machine.release_seat();
         }
         self.reserved().remove(key);

@@ -74,7 +74,9 @@ pub(super) async fn prepare(
         })
         .await?
     };
-    let (qmp, events) = control(&folder, vmm.log.as_ref()).await?;
+    // QEMU reads its arguments meanwhile; its guest does not run yet.
+    let (opened, seated) = tokio::join!(control(&folder, vmm.log.as_ref()), host.network.prepare(vmm.record.pid));
+    let ((qmp, events), ()) = (opened?, seated?);
     let capabilities = json!({"capabilities": [
         {"capability": "x-ignore-shared", "state": true},
         {"capability": "events", "state": true},
