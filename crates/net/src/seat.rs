@@ -178,6 +178,14 @@ fn way_out(order: &SeatOrder, open: bool) -> Result<(), NetError> {
             // It is there since before a restart of the service.
             return Ok(());
         }
+        // A former machine's end may outlast it for a moment: its namespace lives until its last connection is gone.
+        host.run_async(|| async {
+            let netlink = link::netlink()?;
+            match link::index(&netlink, name).await? {
+                Some(stale) => link::remove(&netlink, stale).await,
+                None => Ok(()),
+            }
+        })?;
         link::pair(&netlink, rules::OUT, name, &host).await?;
         host.run_async(|| async {
             let netlink = link::netlink()?;
