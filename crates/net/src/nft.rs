@@ -42,3 +42,17 @@ pub(crate) fn has_guard(table: &str) -> bool {
         .status();
     listed.is_ok_and(|s| s.success())
 }
+
+/// Names of the tables of family `inet`.
+pub(crate) fn tables() -> Result<Vec<String>, NetError> {
+    let out = Command::new("nft")
+        .args(["list", "tables", "inet"])
+        .env_clear()
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .map_err(io_error("running nft (Debian package nftables)"))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    Ok(text.lines().filter_map(|l| l.strip_prefix("table inet ")).map(|n| n.trim().to_owned()).collect())
+}

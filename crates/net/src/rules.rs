@@ -121,7 +121,8 @@ table inet {table} {{
     }
     text.push_str("  }\n");
     if guard {
-        text.push_str("  chain guard {\n    drop\n  }\n");
+        // Links of another service of ours are that one's affair.
+        text.push_str("  chain guard {\n    iifname \"mb*\" accept\n    oifname \"mb*\" accept\n    drop\n  }\n");
     }
     let _ = write!(
         text,

@@ -23,6 +23,8 @@ pub struct Uplink {
     config: UplinkConfig,
 }
 
+/// What names of our tables begin with.
+const TABLE: &str = "mainbrella_";
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 
 impl Uplink {
@@ -49,7 +51,7 @@ impl Uplink {
     }
 
     fn table(&self) -> String {
-        format!("mainbrella_{}", self.config.instance)
+        format!("{TABLE}{}", self.config.instance)
     }
 
     /// What names of the host's ends begin with.
@@ -71,15 +73,16 @@ impl Uplink {
     }
 
     /// Takes the rules away; for the end of the service when no machine is left. Forwarding is turned off again if it was
-    /// turned on here.
+    /// turned on by a service of ours and no other one needs it.
     ///
     /// # Errors
     /// When the packet filter refuses.
     pub fn close(&self) -> Result<(), NetError> {
-        let guarded = nft::has_guard(&self.table());
-        if guarded {
+        let table = self.table();
+        let others = nft::tables()?.into_iter().any(|t| t != table && t.starts_with(TABLE));
+        if nft::has_guard(&table) && !others {
             fs::write(FORWARDING, "0").map_err(io_error("turning forwarding off"))?;
         }
-        nft::load(&format!("table inet {0} {{}}\ndelete table inet {0}\n", self.table()))
+        nft::load(&format!("table inet {table} {{}}\ndelete table inet {table}\n"))
     }
 }

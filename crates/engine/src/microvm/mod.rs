@@ -511,5 +511,15 @@ impl Driver for MicroVm {
         self.inner.pool.close(&self.inner.host).await;
         // Only if no machine is left in them.
         self.inner.host.cgroups.remove_instance();
+        let host = self.inner.host.clone();
+        let left = folder::keys(&self.inner.places.machines).map_or(true, |k| !k.is_empty());
+        if !left {
+            let closed = blocking(move || {
+                host.network.close();
+                Ok(())
+            });
+            // The work itself cannot fail; without it the rules stay until the next start.
+            let _ = closed.await;
+        }
     }
 }

@@ -122,6 +122,15 @@ impl Network {
         Seat::attach(order, policy).await.map(Some).map_err(|e| stage(chain(&e)))
     }
 
+    /// Takes the host's side away. For the end of the service when no machine is left.
+    pub(super) fn close(&self) {
+        if let Some(uplink) = &self.uplink
+            && let Err(e) = uplink.close()
+        {
+            tracing::warn!(error = %chain(&e), "the rules of this service stay loaded");
+        }
+    }
+
     /// Addresses a block has room for; for `doctor`.
     #[must_use]
     pub fn seats(&self) -> u32 {
