@@ -85,10 +85,14 @@ pub async fn restore(
     let numbers = descriptors(&plan.start).into_iter().chain([fd::TAP]);
     let pairs: Vec<(i32, i32)> = passed.iter().map(AsRawFd::as_raw_fd).zip(numbers).collect();
     let mut command = Command::new(qemu);
-    command.args(&command_line(&plan)[1..]).stdin(Stdio::null()).process_group(0);
-    // SAFETY: only descriptor calls, which are allowed between fork and exec, and nothing is allocated.
+    command.args(&command_line(&plan)[1..]).stdin(Stdio::null());
+    // SAFETY: only system calls, which are allowed between fork and exec, and nothing is allocated.
     unsafe {
         command.pre_exec(move || {
+            // A session of its own, as every VMM has: a scheduler that is fair between sessions treats both alike.
+            if libc::setsid() < 0 {
+                return Err(io::Error::last_os_error());
+            }
             // Out of the way first: a target may be the source of another.
             for (from, to) in &pairs {
                 if libc::dup2(*from, 500 + to) < 0 {

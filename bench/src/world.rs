@@ -178,8 +178,11 @@ impl World {
                 Need::WarmDriver => drop(self.rigs.insert(*need, Rig::open(1).await?)),
                 Need::Service => drop(self.services.insert(*need, Service::with(setup).await)),
                 Need::WarmService => {
-                    let service = Service::with(Setup { pool: 1, ..setup }).await;
-                    self.services.insert(*need, service);
+                    let service = self.services.entry(*need).or_insert(Service::with(Setup { pool: 1, ..setup }).await);
+                    // VMMs wait for sizes that are in use: this one is from now on.
+                    let first = create(service).await?;
+                    first.client.stop(&first.name).await?;
+                    stocked(service).await?;
                 }
                 Need::FewRecords | Need::ManyRecords => {
                     let count = if *need == Need::FewRecords { 10 } else { self.scale.records };
@@ -269,4 +272,10 @@ fn processor_ticks(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// The same in seconds.
+pub fn processor_seconds(pid: i32) -> Result<f64, Fault> {
+    let ticks = processor_ticks(pid).ok_or("a process is gone")?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

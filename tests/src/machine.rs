@@ -61,6 +61,7 @@ pub(crate) fn order(command: CommandLine) -> RunCommand {
         timeout_ms: None,
         output_limit_bytes: None,
         stdin_base64: None,
+        wait_ms: None,
     }
 }
 

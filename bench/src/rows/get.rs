@@ -21,7 +21,7 @@ use super::some;
 use crate::Fault;
 use crate::records::LAST_SLOT;
 use crate::table::{Row, Target, Unit};
-use crate::world::{Need, World, create};
+use crate::world::{Need, World, create, processor_seconds};
 
 /// Connections, each with one request at a time.
 const CONNECTIONS: usize = 16;
@@ -42,12 +42,18 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
     let (windows, mut done) = (world.scale.windows, 0);
     for (what, asked) in [("living", living), ("ended", ended)] {
         let mut rates: [Vec<f64>; 2] = Default::default();
+        let mut per_processor_second = Vec::new();
         for n in 0..=windows {
-            for (rates, (url, key)) in rates.iter_mut().zip(&asked) {
-                let rate = count(own, url.clone(), key.clone()).await?;
+            for (i, (url, key)) in asked.iter().enumerate() {
+                let before = processor_seconds(services[i].pid())?;
+                let one = count(own, url.clone(), key.clone()).await?;
+                let used = processor_seconds(services[i].pid())? - before;
                 // The first window warms the service.
                 if n > 0 {
-                    rates.push(rate);
+                    rates[i].push(one.answered / one.seconds);
+                    if i == 1 {
+                        per_processor_second.push(one.answered / used.max(0.01));
+                    }
                     done += 1;
                     crate::progress("get", done, windows * 4);
                 }
@@ -68,6 +74,14 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
             measured: some(Unit::RequestsPerSecond, many)?,
             beside: Some(("10 records", few)),
             target: Target { value: Some(5000.0), ratio: Some(FLAT) },
+        });
+        // What one processor can answer, whoever else used it meanwhile.
+        rows.push(Row {
+            group: "get",
+            what: "the same, a second of processor time the service used".to_owned(),
+            measured: some(Unit::RequestsPerSecond, per_processor_second)?,
+            beside: None,
+            target: Target::value(5000.0),
         });
     }
     Ok(())
@@ -104,8 +118,14 @@ fn pin(services: &[&Service]) -> Result<Option<usize>, Fault> {
     Ok(second)
 }
 
-/// Requests a second in one window, from a thread of its own.
-async fn count(processor: Option<usize>, url: String, key: String) -> Result<f64, Fault> {
+/// What one window gave.
+struct Window {
+    answered: f64,
+    seconds: f64,
+}
+
+/// Counts requests in one window, from a thread of its own.
+async fn count(processor: Option<usize>, url: String, key: String) -> Result<Window, Fault> {
     tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // This thread goes back to where all others are: the runtime may use it again.
@@ -122,7 +142,7 @@ async fn count(processor: Option<usize>, url: String, key: String) -> Result<f64
     .await?
 }
 
-async fn window(url: String, key: String) -> Result<f64, Fault> {
+async fn window(url: String, key: String) -> Result<Window, Fault> {
     let uri: http::Uri = url.parse()?;
     let authority = uri.authority().ok_or("the service has no address")?.to_string();
     let path = uri.path().to_owned();
@@ -155,5 +175,5 @@ async fn window(url: String, key: String) -> Result<f64, Fault> {
     while let Some(done) = clients.join_next().await {
         done??;
     }
-    Ok(answered.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64())
+    Ok(Window { answered: answered.load(Ordering::Relaxed) as f64, seconds: start.elapsed().as_secs_f64() })
 }

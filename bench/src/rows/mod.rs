@@ -4,6 +4,7 @@ mod alive;
 mod create;
 mod file;
 mod get;
+mod jobs;
 mod memory;
 mod warm;
 
@@ -28,11 +29,13 @@ pub enum Group {
     File,
     /// Looking at a machine.
     Get,
+    /// Managed jobs.
+    Jobs,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 6] = [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get];
+    pub const ALL: [Self; 7] = [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -43,6 +46,7 @@ impl Group {
             Self::Alive => "alive",
             Self::File => "file",
             Self::Get => "get",
+            Self::Jobs => "jobs",
         }
     }
 
@@ -50,7 +54,7 @@ impl Group {
     pub fn needs(self) -> &'static [Need] {
         match self {
             Self::Create => &[Need::Driver, Need::WarmDriver, Need::Service, Need::WarmService],
-            Self::Warm | Self::File => &[Need::Driver, Need::Service],
+            Self::Warm | Self::File | Self::Jobs => &[Need::Driver, Need::Service],
             Self::Memory => &[Need::Driver, Need::WarmDriver],
             Self::Alive => &[Need::Service],
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
@@ -66,6 +70,7 @@ impl Group {
             Self::Alive => alive::run(world, rows).await,
             Self::File => file::run(world, rows).await,
             Self::Get => get::run(world, rows).await,
+            Self::Jobs => jobs::run(world, rows).await,
         }
     }
 }

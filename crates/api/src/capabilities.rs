@@ -82,7 +82,7 @@ pub struct Jail {
 }
 
 /// What can be done with commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Execution {
     /// Run and wait.
@@ -103,6 +103,9 @@ pub struct Execution {
     pub programmatic_pty: bool,
     /// Changing the size of that terminal.
     pub pty_resize: bool,
+    /// Languages of code contexts that a template of this host brings.
+    #[serde(default)]
+    pub code_contexts: Vec<String>,
 }
 
 /// What can be done with files.
@@ -127,6 +130,10 @@ pub struct Files {
     pub remove: bool,
     /// Watch directories.
     pub watch: bool,
+    /// Up- and download of trees as tar.
+    pub tree: bool,
+    /// URLs that read or write one file without a key.
+    pub signed_urls: bool,
 }
 
 /// What machines can reach.
@@ -251,6 +258,32 @@ limits! {
     output_limit_max_bytes = OUTPUT_LIMIT_MAX;
     /// Standard input sent along with a blocking command.
     stdin_inline_max_bytes = STDIN_INLINE_MAX;
+    /// Default time-out of a managed job.
+    job_timeout_default_ms = JOB_TIMEOUT_DEFAULT_MS;
+    /// Output kept of each of a job's stdout and stderr.
+    job_log_max_bytes = JOB_LOG_MAX_BYTES;
+    /// Output kept of all jobs of one machine.
+    job_logs_total_max_bytes = JOB_LOGS_TOTAL_MAX_BYTES;
+    /// Finished jobs kept for one machine.
+    jobs_retained_max = JOBS_RETAINED_MAX;
+    /// How long the idempotency key of a job's start is kept.
+    job_idempotency_retention_ms = JOB_IDEMPOTENCY_RETENTION_MS;
+    /// Longest wait of one call for a job.
+    job_wait_max_ms = JOB_WAIT_MAX_MS;
+    /// Longest grace of a cancel.
+    job_grace_max_ms = JOB_GRACE_MAX_MS;
+    /// Default grace of a cancel.
+    job_grace_default_ms = JOB_GRACE_DEFAULT_MS;
+    /// Input of one write to a job.
+    job_stdin_write_max_bytes = JOB_STDIN_WRITE_MAX;
+    /// Input accepted for one job in all.
+    job_stdin_total_max_bytes = JOB_STDIN_TOTAL_MAX;
+    /// Input of a job that it has not read yet.
+    job_stdin_pending_max_bytes = JOB_STDIN_PENDING_MAX;
+    /// Most columns or rows of a terminal.
+    terminal_side_max = TERMINAL_SIDE_MAX;
+    /// Most events of one page.
+    events_limit_max = EVENTS_LIMIT_MAX;
     /// Longest path in a machine.
     path_max_bytes = PATH_MAX;
     /// Longest name in a path.
@@ -259,8 +292,40 @@ limits! {
     file_max_bytes = FILE_BYTES_MAX;
     /// File operations at once on one machine; more wait.
     file_operations_max = FILE_OPERATIONS_MAX;
+    /// Furthest entry a listing of a directory can begin at.
+    list_offset_max = LIST_OFFSET_MAX;
+    /// Most paths a removal names of those that are left.
+    remaining_named_max = REMAINING_NAMED_MAX;
+    /// Largest archive of a tree that can be unpacked.
+    tree_max_bytes = TREE_BYTES_MAX;
+    /// Watches at once on one machine; more are refused.
+    file_watches_max = FILE_WATCHES_MAX;
+    /// Shortest life of a signed URL.
+    signed_url_min_seconds = SIGNED_URL_MIN_SECONDS;
+    /// Longest life of a signed URL.
+    signed_url_max_seconds = SIGNED_URL_MAX_SECONDS;
+    /// Life of a signed URL by default.
+    signed_url_default_seconds = SIGNED_URL_DEFAULT_SECONDS;
     /// Blocking commands at once on one machine; more are refused.
     commands_max = COMMANDS_MAX;
+    /// Code contexts of one machine.
+    contexts_max = CONTEXTS_MAX;
+    /// Longest code of one run.
+    code_max_bytes = CODE_BYTES_MAX;
+    /// Default time-out of a run of code.
+    code_timeout_default_ms = CODE_TIMEOUT_DEFAULT_MS;
+    /// Longest time-out of a run of code.
+    code_timeout_max_ms = CODE_TIMEOUT_MAX_MS;
+    /// Runs that may wait for their turn in one context.
+    code_queue_max = CODE_QUEUE_MAX;
+    /// Text kept of each stream of a run: half head, half tail.
+    code_stream_max_bytes = CODE_STREAM_MAX;
+    /// Largest rich result of one type, as JSON.
+    code_value_max_bytes = CODE_VALUE_MAX;
+    /// Rich results of one run in all, as JSON.
+    code_results_max_bytes = CODE_RESULTS_BYTES_MAX;
+    /// Rich results of one run.
+    code_results_max = CODE_RESULTS_MAX;
     /// Most items of one page.
     list_limit_max = LIST_LIMIT_MAX;
     /// Items of a page by default.

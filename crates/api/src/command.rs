@@ -38,6 +38,11 @@ pub struct RunCommand {
     /// Standard input, base64 (standard alphabet, padded), at most 1 MiB decoded. Without it the command reads end of file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_base64: Option<String>,
+    /// How long its end is waited for, milliseconds. Default: until it comes. When the wait ends first the reply has the
+    /// output so far and `stillRunning`, and the command goes on as the job `jobId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    pub wait_ms: Option<u64>,
 }
 
 /// Commands, environment and input may hold secrets: only their shape is shown.
@@ -67,7 +72,7 @@ pub struct OmittedRange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CommandResult {
-    /// Exit code; 128 + signal when a signal ended it; -1 when it timed out.
+    /// Exit code; 128 + signal when a signal ended it; -1 when it timed out or has not ended.
     pub exit_code: i32,
     /// Number of the signal that ended it.
     pub signal: Option<i32>,
@@ -87,4 +92,12 @@ pub struct CommandResult {
     pub stderr_omitted: Option<OmittedRange>,
     /// How long it ran in the machine, milliseconds.
     pub duration_ms: u64,
+    /// Id of the job it was, or still is.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub job_id: String,
+    /// Whether it had not ended when `waitMs` had passed. The output is what it had produced by then, `exitCode` is -1.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub still_running: bool,
 }

@@ -12,3 +12,5 @@ pub const FILE_MODE: &str = "x-mainbrella-mode";
 pub const FILE_SIZE: &str = "x-mainbrella-size";
 /// Last modification of a read file, whole seconds since the Unix epoch.
 pub const FILE_MTIME: &str = "x-mainbrella-mtime";
+/// Part of a job's output that is not kept, as `OFFSET+LENGTH` in bytes of the stream: the body has what stands around it.
+pub const OUTPUT_OMITTED: &str = "x-mainbrella-omitted";

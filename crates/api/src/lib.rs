@@ -6,25 +6,40 @@
 
 pub mod capabilities;
 pub mod command;
+pub mod context;
 pub mod error;
 pub mod file;
 pub mod headers;
 pub mod health;
+pub mod job;
 pub mod key;
 pub mod machine;
+pub mod process;
 mod schema;
 pub mod template;
 
 pub use capabilities::Capabilities;
 pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
+pub use context::{
+    Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
+    CreateContext, OutputKind, RunCode,
+};
 pub use error::ErrorBody;
-pub use file::FileWritten;
+pub use file::{
+    ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
+    MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
+};
 pub use health::Health;
+pub use job::{
+    CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,
+    SignalName, StartJob, StdinAccepted, StreamName, TerminalSize,
+};
 pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
 pub use machine::{
     CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
     StopResult,
 };
+pub use process::{Process, ProcessList};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

@@ -15,6 +15,14 @@ pub(crate) fn error_code() -> Object {
     one_of("A stable name for programs.", ErrorCode::ALL.iter().map(|c| c.as_str()))
 }
 
+pub(crate) fn bundle() -> Object {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::Type(Type::Object))
+        .description(Some("Content by MIME type: a string (base64 for pictures), or JSON."))
+        .additional_properties(Some(utoipa::openapi::schema::AdditionalProperties::FreeForm(true)))
+        .build()
+}
+
 pub(crate) fn ending() -> Object {
     one_of("A stable name for programs.", FailureKind::ALL.iter().map(|k| k.as_str()))
 }

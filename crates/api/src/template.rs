@@ -15,6 +15,9 @@ pub struct Template {
     pub image_bytes: u64,
     /// Sizes that are already frozen; others are frozen at their first create, which then takes longer.
     pub frozen_sizes: Vec<String>,
+    /// Languages of code contexts it brings.
+    #[serde(default)]
+    pub code_contexts: Vec<String>,
 }
 
 /// The templates of this host.

@@ -92,12 +92,15 @@ fn a_result_keeps_null_fields_visible() {
         stdout_omitted: None,
         stderr_omitted: None,
         duration_ms: 7,
+        job_id: "j".into(),
+        still_running: false,
     };
     let v = serde_json::to_value(r).expect("JSON");
     assert_eq!(
         v,
         json!({"exitCode": -1, "signal": null, "timedOut": true, "stdoutBase64": "", "stderrBase64": "", "stdoutBytes": 0,
-               "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 7})
+               "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 7,
+               "jobId": "j", "stillRunning": false})
     );
 }
 

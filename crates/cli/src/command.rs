@@ -6,7 +6,10 @@ use clap::{Parser, Subcommand};
 
 use crate::context::{Context, Global};
 use crate::failure::Failure;
-use crate::verbs::{completions, cp, create, doctor, env, exec, extend, get, key, list, serve, stop, template};
+use crate::verbs::{
+    completions, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell, stop, template,
+    watch,
+};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -14,7 +17,7 @@ Exit codes:
   1  failed                     5  the service cannot be reached or is busy
   2  wrong use                  6  the state of the machine forbids it
   3  no such thing              7  this host cannot do it
-`exec` ends with the code of its command: 124 when it timed out, 128+n after signal n,
+`exec` and `shell` end with the code of their command: 124 when it timed out, 128+n after signal n,
 127 when it could not be started, 125 when exec itself failed.
 
 Machines are named ID or ID@CREATED_AT. A bare ID means the newest machine in that slot; it is
@@ -36,7 +39,13 @@ enum Verb {
     List(list::Args),
     Get(get::Args),
     Exec(exec::Args),
+    Shell(shell::Args),
+    Jobs(jobs::Args),
+    Logs(logs::Args),
+    Ps(jobs::PsArgs),
     Cp(cp::Args),
+    Ls(ls::Args),
+    Watch(watch::Args),
     Extend(extend::Args),
     Stop(stop::Args),
     Template(template::Args),
@@ -89,7 +98,13 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::List(args) => list::run(context, args).await,
         Verb::Get(args) => get::run(context, args).await,
         Verb::Exec(args) => exec::run(context, args).await,
+        Verb::Shell(args) => shell::run(context, args).await,
+        Verb::Jobs(args) => jobs::run(context, args).await,
+        Verb::Logs(args) => logs::run(context, args).await,
+        Verb::Ps(args) => jobs::ps(context, args).await,
         Verb::Cp(args) => cp::run(context, args).await,
+        Verb::Ls(args) => ls::run(context, args).await,
+        Verb::Watch(args) => watch::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,

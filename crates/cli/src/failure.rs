@@ -107,15 +107,20 @@ impl Failure {
 
 fn exit_of(code: ErrorCode) -> Exit {
     match code {
-        ErrorCode::InvalidRequest | ErrorCode::PayloadTooLarge => Exit::Usage,
+        ErrorCode::InvalidRequest | ErrorCode::PayloadTooLarge | ErrorCode::StdinLimit => Exit::Usage,
         ErrorCode::Unauthenticated | ErrorCode::Forbidden => Exit::Auth,
         ErrorCode::NotFound | ErrorCode::FileNotFound | ErrorCode::TemplateNotFound => Exit::NotFound,
         ErrorCode::GenerationMismatch
         | ErrorCode::MachineNotRunning
         | ErrorCode::SlotInUse
         | ErrorCode::FileExists
+        | ErrorCode::ContextDead
         | ErrorCode::IdempotencyConflict
-        | ErrorCode::InProgress => Exit::Conflict,
+        | ErrorCode::InProgress
+        | ErrorCode::StdinClosed
+        | ErrorCode::StdinFull
+        | ErrorCode::JobRunning
+        | ErrorCode::JobEnded => Exit::Conflict,
         ErrorCode::Unsupported => Exit::Unsupported,
         ErrorCode::RateLimited
         | ErrorCode::Overloaded

@@ -92,6 +92,11 @@ impl Client {
             .chain(offset.as_deref().map(|n| ("offset", n)))
             .chain(length.as_deref().map(|n| ("length", n)));
         let url = self.endpoint(&["v1", "machines", &machine.id, "files", "content"], query);
+        self.open_download(url).await
+    }
+
+    /// Opens what is at `url` for reading.
+    pub(crate) async fn open_download(&self, url: url::Url) -> Result<Download, ClientError> {
         let wait = tokio::time::timeout(self.answer_timeout(), self.send(self.request(Method::GET, url)));
         let response = wait.await.map_err(|_| ClientError::StoppedWaiting)??;
         let header = |name: &str| response.headers().get(name)?.to_str().ok();
@@ -126,6 +131,20 @@ impl Client {
         .into_iter()
         .chain(mode.as_deref().map(|m| ("mode", m)));
         let url = self.endpoint(&["v1", "machines", &machine.id, "files", "content"], query);
+        self.send_upload(url, "application/octet-stream", upload).await
+    }
+
+    /// Sends a body for as long as it moves, and reads the answer.
+    pub(crate) async fn send_upload<S, T>(
+        &self,
+        url: url::Url,
+        kind: &'static str,
+        upload: Upload<S>,
+    ) -> Result<T, ClientError>
+    where
+        S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+        T: serde::de::DeserializeOwned,
+    {
         let moved = Arc::new(AtomicU64::new(0));
         let failure = Arc::new(std::sync::Mutex::new(None::<io::Error>));
         let body = {
@@ -140,10 +159,7 @@ impl Client {
                 })
             })
         };
-        let mut request = self
-            .request(Method::PUT, url)
-            .header("content-type", "application/octet-stream")
-            .body(Body::wrap_stream(body));
+        let mut request = self.request(Method::PUT, url).header("content-type", kind).body(Body::wrap_stream(body));
         if let Some(n) = upload.length {
             request = request.header("content-length", n);
         }

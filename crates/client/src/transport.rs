@@ -132,21 +132,33 @@ impl Client {
     /// Sends, once, and gives the answer if it is a good one.
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
         let response = request.send().await.map_err(|e| self.failed(e))?;
-        let status = response.status();
-        if status.is_success() {
-            return Ok(response);
+        if response.status().is_success() { Ok(response) } else { Err(self.refused(response).await) }
+    }
+
+    /// Sends a request for another protocol, once, and gives the answer that grants it.
+    pub(crate) async fn send_upgrade(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        let response = request.send().await.map_err(|e| self.failed(e))?;
+        match response.status() {
+            reqwest::StatusCode::SWITCHING_PROTOCOLS => Ok(response),
+            status if status.is_success() => Err(ClientError::Malformed("no other protocol was granted")),
+            _ => Err(self.refused(response).await),
         }
+    }
+
+    /// The failure an answer tells of.
+    async fn refused(&self, response: Response) -> ClientError {
+        let status = response.status();
         if status.is_redirection() {
-            return Err(ClientError::Redirect { status: status.as_u16() });
+            return ClientError::Redirect { status: status.as_u16() };
         }
         let retry_after =
             response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.parse().ok()).map(Duration::from_secs);
         let status = status.as_u16();
         let body = self.read(response, ERROR_MAX).await.ok().and_then(|b| serde_json::from_slice::<ErrorBody>(&b).ok());
-        Err(match body {
+        match body {
             Some(body) => ClientError::Api(Box::new(ApiFailure { status, body, retry_after })),
             None => ClientError::Foreign { status },
-        })
+        }
     }
 
     /// Sends and reads a JSON answer, waiting `extra` beyond the usual.

@@ -7,6 +7,7 @@ use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, SizeClass, Tem
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::DriverError;
+use crate::machine::Language;
 
 /// One byte stream to the guest agent, as raw as the driver has it; the link preamble and HTTP/2 come on top.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -106,4 +107,6 @@ pub struct TemplateInfo {
     pub image_bytes: u64,
     /// Sizes that are already frozen.
     pub frozen: Vec<SizeClass>,
+    /// Languages of code contexts whose kernels it brings.
+    pub languages: Vec<Language>,
 }

@@ -1,6 +1,7 @@
 //! All machines of this host.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use tracing::{info, warn};
 use crate::clock::Clock;
 use crate::driver::{Adoption, Driver, TemplateInfo};
 use crate::error::EngineError;
+use crate::jobs::Shelves;
 use crate::journal::Journal;
-use crate::machine::{MachineHandle, Origin, World, assume_used, died, spawn};
+use crate::machine::{MachineHandle, Origin, Shelf, World, assume_used, died, spawn};
 
 /// Machines looked at together after a restart.
 const RECOVER_AT_ONCE: usize = 8;
@@ -29,11 +31,18 @@ pub struct EngineConfig {
     pub launch_deadline: Duration,
     /// Longest time from a started VMM to an answering, configured guest.
     pub ready_deadline: Duration,
+    /// Where the logs of jobs are kept; `None`: in a temporary folder, for as long as the engine lives.
+    pub jobs_dir: Option<PathBuf>,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { machines_max: 1000, launch_deadline: Duration::from_secs(300), ready_deadline: Duration::from_secs(30) }
+        Self {
+            machines_max: 1000,
+            launch_deadline: Duration::from_secs(300),
+            ready_deadline: Duration::from_secs(30),
+            jobs_dir: None,
+        }
     }
 }
 
@@ -60,6 +69,7 @@ struct Entry {
 struct Inner {
     world: World,
     machines: Mutex<HashMap<GenerationKey, Entry>>,
+    shelves: Shelves,
 }
 
 /// The machines of this host. Cheap to clone.
@@ -76,8 +86,17 @@ impl Engine {
         clock: Arc<dyn Clock>,
         config: EngineConfig,
     ) -> Self {
+        let shelves = Shelves::new(config.jobs_dir.clone());
         let world = World { driver, journal, clock, config };
-        Self { inner: Arc::new(Inner { world, machines: Mutex::new(HashMap::new()) }) }
+        Self { inner: Arc::new(Inner { world, machines: Mutex::new(HashMap::new()), shelves }) }
+    }
+
+    pub(crate) fn shelves(&self) -> &Shelves {
+        &self.inner.shelves
+    }
+
+    pub(crate) fn now(&self) -> mainbrella_types::Millis {
+        self.inner.world.clock.now()
     }
 
     fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Entry>> {
@@ -140,16 +159,17 @@ impl Engine {
         if record.state != MachineState::Creating {
             return Err(crate::machine::handle::not_running(record.state, record.ending.as_ref()));
         }
-        Ok(self.start(record, Origin::Intent))
+        let shelf = self.inner.shelves.fresh(record.key);
+        Ok(self.start(record, Origin::Intent, shelf))
     }
 
-    fn start(&self, record: MachineRecord, origin: Origin) -> MachineHandle {
+    fn start(&self, record: MachineRecord, origin: Origin, shelf: Arc<Shelf>) -> MachineHandle {
         let key = record.key;
         let mut machines = self.machines();
         if let Some(entry) = machines.get(&key) {
             return entry.handle.clone();
         }
-        let (handle, task) = spawn(self.inner.world.clone(), record, origin);
+        let (handle, task) = spawn(self.inner.world.clone(), record, origin, shelf);
         let engine = self.clone();
         let task = tokio::spawn(async move {
             if let Err(e) = task.await {
@@ -197,7 +217,8 @@ impl Engine {
                 Origin::Ending(f) => f.kind.as_str(),
             };
             info!(machine = %generation, what, "recovered");
-            self.start(record, origin);
+            let shelf = self.inner.shelves.of(record.key, None).await?;
+            self.start(record, origin, shelf);
         }
         Ok(report)
     }

@@ -11,6 +11,7 @@ pub mod error;
 pub mod fake;
 pub mod image;
 pub mod jail;
+mod jobs;
 pub mod journal;
 pub mod machine;
 pub mod microvm;
@@ -21,6 +22,9 @@ pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError};
 pub use machine::{
-    Captured, CommandEnding, CommandOrder, CommandOutcome, FileReader, FileStat, MachineHandle, Omitted, StopOutcome,
-    WriteOptions,
+    Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
+    FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, Removed, StopOutcome, TreeWritten, WriteOptions,
+};
+pub use machine::{
+    CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };

@@ -19,6 +19,10 @@ use crate::limits::{
 use crate::link::{LinkError, attach_host};
 use crate::proto::mainbrella::guest::v1 as pb;
 
+/// Methods that stream, in either direction.
+const STREAMING: &[&str] =
+    &["RunJob", "FollowJob", "ReadFile", "WriteFile", "ListDir", "PackTree", "UnpackTree", "WatchTree"];
+
 /// How a host attaches.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
@@ -40,6 +44,10 @@ pub type Rpc = pb::GuestClient<ServiceTransport<LinkTransport>>;
 pub type JobStream = connectrpc::client::ServerStream<LinkBody, pb::JobEventView<'static>>;
 /// A stream of file chunks as the generated client gives it.
 pub type FileStream = connectrpc::client::ServerStream<LinkBody, pb::FileChunkView<'static>>;
+/// A stream of the bytes of a packed tree.
+pub type TreeStream = connectrpc::client::ServerStream<LinkBody, pb::TreeChunkView<'static>>;
+/// A stream of what happens in a watched directory.
+pub type WatchStream = connectrpc::client::ServerStream<LinkBody, pb::WatchEventsView<'static>>;
 
 /// An attached guest. Cheap to clone; every clone speaks over the same connection. It never dials again by
 /// itself: when [`GuestClient::closed`] returns, every call fails and the owner attaches anew.
@@ -185,7 +193,7 @@ impl tower::Service<http::Request<ClientBody>> for LinkTransport {
     fn call(&mut self, request: http::Request<ClientBody>) -> Self::Future {
         let path = request.uri().path();
         let method = path.rsplit('/').next().unwrap_or_default();
-        let streaming = matches!(method, "RunJob" | "FollowJob" | "ReadFile" | "WriteFile");
+        let streaming = STREAMING.contains(&method);
         let slots = if streaming { &self.streaming } else { &self.unary }.clone();
         let mut sender = self.sender.clone();
         Box::pin(async move {

@@ -69,10 +69,30 @@ pub const UNSENT_MAX: usize = 1024 * 1024;
 /// Output kept after it was handed to a follower, bytes: more than a broken link can lose, so that
 /// `FollowJob` from the last sequence that arrived finds everything.
 pub const RETAINED_MAX: usize = 1024 * 1024;
+/// Most processes in one list.
+pub const PROCESSES_MAX: usize = 4096;
+/// Most bytes of arguments shown of one process.
+pub const PROCESS_ARGV_MAX: usize = 1024;
+/// Most bytes of one list of processes.
+pub const PROCESSES_BYTES_MAX: usize = 384 * 1024;
 /// Largest `output_limit`, bytes.
 pub const OUTPUT_LIMIT_MAX: u64 = 16 * 1024 * 1024;
 /// Longest path, bytes.
 pub const PATH_MAX: usize = 4095;
+/// Longest name of one path component, bytes.
+pub const NAME_MAX: usize = 255;
+/// Most entries of one listing.
+pub const LIST_ENTRIES_MAX: u32 = 1000;
+/// Furthest entry a listing may begin at: the agent holds about as many names while it looks for them.
+pub const LIST_OFFSET_MAX: u64 = 1_000_000;
+/// Most bytes of names and link targets in one page of a listing, and of paths in one message of a watch.
+pub const PAGE_BYTES: usize = 64 * 1024;
+/// Most remaining paths a removal names.
+pub const REMAINING_NAMED_MAX: usize = 100;
+/// Events in one message of a watch.
+pub const WATCH_EVENTS_MAX: usize = 256;
+/// Directories one watch follows; changes in further ones are reported as overflow.
+pub const WATCH_DIRECTORIES_MAX: usize = 8192;
 /// Longest host name, bytes.
 pub const HOSTNAME_MAX: usize = 64;
 /// Longest generation text, bytes.
@@ -82,5 +102,9 @@ pub const ENTROPY_MAX: usize = 512;
 
 // What a broken link can lose: the windows and buffers between agent and host.
 const _: () = assert!(STREAM_WINDOW as usize + SEND_BUFFER + 2 * CHUNK_BYTES_MAX < RETAINED_MAX);
+const _: () = assert!(PROCESSES_BYTES_MAX + PROCESS_ARGV_MAX + 1024 < RESPONSE_BYTES_MAX);
 const _: () = assert!(STDIN_INLINE_MAX + ENV_BYTES_MAX + ARGV_BYTES_MAX < REQUEST_BYTES_MAX);
+// The paths that a removal names, as long as paths can be, and a page that ends with the longest entry.
+const _: () = assert!(REMAINING_NAMED_MAX * (PATH_MAX + 8) < RESPONSE_BYTES_MAX);
+const _: () = assert!(PAGE_BYTES + 2 * (PATH_MAX + NAME_MAX + 64) < RESPONSE_BYTES_MAX);
 const _: () = assert!(CHUNK_BYTES <= CHUNK_BYTES_MAX && CHUNK_BYTES_MAX * 2 <= RESPONSE_BYTES_MAX);

@@ -13,10 +13,12 @@ use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
 use crate::jobs::{Jobs, check_env, size_of};
-use crate::{Authority, Reaper, UserCgroup, configure, files, files_write, usage};
+use crate::{Authority, Reaper, UserCgroup, configure, files, processes, usage};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
 const FILE_OPERATIONS_MAX: usize = 64;
+/// Watches at once, for the same reason.
+const WATCHES_MAX: usize = 32;
 /// Longest wait for all processes of the user to stop.
 const FREEZE_MOST: Duration = Duration::from_secs(5);
 /// Longest time between TERM and KILL of a cancelled job, milliseconds.
@@ -41,6 +43,7 @@ pub struct Agent {
     reaper: Reaper,
     jobs: Jobs,
     files: Arc<Semaphore>,
+    watches: Arc<Semaphore>,
     boot_id: String,
     state: Mutex<Configured>,
 }
@@ -64,6 +67,7 @@ impl Agent {
             reaper: options.reaper,
             cgroup: options.cgroup,
             files: Arc::new(Semaphore::new(FILE_OPERATIONS_MAX)),
+            watches: Arc::new(Semaphore::new(WATCHES_MAX)),
             boot_id: boot_id.trim().to_owned(),
             state: Mutex::default(),
         })
@@ -253,11 +257,14 @@ impl pb::Guest for Agent {
     ) -> ServiceResult<pb::WriteJobStdinResponse> {
         use crate::jobs::StdinError;
         let job = self.jobs.get(request.job_id)?;
-        let accepted = job.stdin.write(request.data, request.eof).await.map_err(|error| match error {
+        let written = job.stdin.write(request.data, request.eof, !request.no_wait).await;
+        let standing = written.map_err(|error| match error {
             StdinError::Closed => fault("stdin", rustix::io::Errno::PIPE.raw_os_error(), "input is closed"),
+            StdinError::Full => fault("stdin", rustix::io::Errno::AGAIN.raw_os_error(), "too much input is pending"),
             StdinError::TooLarge => ConnectError::invalid_argument("data: at most 256 KiB at once"),
         })?;
-        Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() })
+        let (accepted, pending) = (standing.accepted, standing.pending);
+        Response::ok(pb::WriteJobStdinResponse { accepted, pending, ..Default::default() })
     }
 
     async fn resize_job(
@@ -280,6 +287,34 @@ impl pb::Guest for Agent {
         Response::ok(pb::ForgetJobResponse::default())
     }
 
+    async fn ack_job(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::AckJobRequest>,
+    ) -> ServiceResult<pb::AckJobResponse> {
+        let job = self.jobs.get(request.job_id)?;
+        job.with_log(|log| log.ack(request.sequence));
+        Response::ok(pb::AckJobResponse::default())
+    }
+
+    async fn list_processes(
+        &self,
+        _ctx: RequestContext,
+        _request: ServiceRequest<'_, pb::ListProcessesRequest>,
+    ) -> ServiceResult<pb::ListProcessesResponse> {
+        let jobs = self.jobs.sessions();
+        Response::ok(blocking(move || Ok(processes::list(std::path::Path::new("/proc"), &jobs))).await?)
+    }
+
+    async fn signal_process(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::SignalProcessRequest>,
+    ) -> ServiceResult<pb::SignalProcessResponse> {
+        processes::signal(request.pid, request.signal)?;
+        Response::ok(pb::SignalProcessResponse::default())
+    }
+
     async fn read_file(
         &self,
         _ctx: RequestContext,
@@ -295,7 +330,7 @@ impl pb::Guest for Agent {
         requests: InboundStream<pb::WriteFileRequest>,
     ) -> ServiceResult<pb::WriteFileResponse> {
         let _seat = self.file_seat().await?;
-        let size = files_write::write(requests).await?;
+        let size = files::write(requests).await?;
         Response::ok(pb::WriteFileResponse { size, ..Default::default() })
     }
 
@@ -307,5 +342,84 @@ impl pb::Guest for Agent {
         let _seat = self.file_seat().await?;
         let (path, follow) = (request.path.to_vec(), request.follow_symlinks);
         Response::ok(blocking(move || files::stat(&path, follow)).await?)
+    }
+
+    async fn list_dir(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ListDirRequest>,
+    ) -> ServiceResult<ServiceStream<pb::ListDirPage>> {
+        let seat = self.file_seat().await?;
+        let pages = files::list(request.to_owned_message()).await?;
+        drop(seat);
+        Response::stream_ok(futures::stream::iter(pages.into_iter().map(Ok)))
+    }
+
+    async fn make_dir(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::MakeDirRequest>,
+    ) -> ServiceResult<pb::FileStat> {
+        let _seat = self.file_seat().await?;
+        let request = request.to_owned_message();
+        Response::ok(blocking(move || files::make_dir(&request)).await?)
+    }
+
+    async fn rename(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::RenameRequest>,
+    ) -> ServiceResult<pb::FileStat> {
+        let _seat = self.file_seat().await?;
+        let request = request.to_owned_message();
+        Response::ok(blocking(move || files::rename(&request)).await?)
+    }
+
+    async fn chmod(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::ChmodRequest>,
+    ) -> ServiceResult<pb::FileStat> {
+        let _seat = self.file_seat().await?;
+        let request = request.to_owned_message();
+        Response::ok(blocking(move || files::chmod(&request)).await?)
+    }
+
+    async fn remove(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::RemoveRequest>,
+    ) -> ServiceResult<pb::RemoveResponse> {
+        let _seat = self.file_seat().await?;
+        let request = request.to_owned_message();
+        Response::ok(blocking(move || files::remove(&request)).await?)
+    }
+
+    async fn pack_tree(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::PackTreeRequest>,
+    ) -> ServiceResult<ServiceStream<pb::TreeChunk>> {
+        let seat = self.file_seat().await?;
+        Response::stream_ok(files::pack(request.path.to_vec(), seat).await?)
+    }
+
+    async fn unpack_tree(
+        &self,
+        _ctx: RequestContext,
+        requests: InboundStream<pb::UnpackTreeRequest>,
+    ) -> ServiceResult<pb::UnpackTreeResponse> {
+        let _seat = self.file_seat().await?;
+        Response::ok(files::unpack(requests).await?)
+    }
+
+    async fn watch_tree(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::WatchTreeRequest>,
+    ) -> ServiceResult<ServiceStream<pb::WatchEvents>> {
+        let seat = self.watches.clone().try_acquire_owned();
+        let seat = seat.map_err(|_| fault("watches", libc::EMFILE, "too many watches at once"))?;
+        Response::stream_ok(files::watch(request.path.to_vec(), request.recursive, seat).await?)
     }
 }

@@ -287,6 +287,117 @@ async fn without_a_limit_a_process_nobody_follows_waits() {
 }
 
 #[tokio::test]
+async fn an_acked_job_waits_for_the_ack_and_loses_nothing_between_hosts() {
+    let client = in_process().await;
+    let mut request = sh("owed", "for i in $(seq 1 400000); do echo $i; done; echo end >&2");
+    request.acked = true;
+    let mut stream = client.streams().run_job(request).await.unwrap();
+    // Read without a word: the process is held up.
+    let mut told = support::Told::default();
+    let ack = |sequence| {
+        let client = client.clone();
+        async move {
+            let ack = pb::AckJobRequest { job_id: "owed".into(), sequence, ..Default::default() };
+            client.rpc().ack_job(ack).await.unwrap();
+        }
+    };
+    let mut lost = support::Told::default();
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match tokio::time::timeout(Duration::from_millis(700), stream.message()).await {
+            Ok(event) => lost.add(event.unwrap().expect("it cannot end").to_owned_message()),
+            // On a busy host a silence may only mean that the process had no turn.
+            Err(_) if lost.stdout.len() < 100_000 && tokio::time::Instant::now() < until => {}
+            Err(_) => break,
+        }
+    }
+    // What is owed is counted with what each event costs: of a drip of small pieces it is fewer bytes.
+    assert!((100_000..2_000_000).contains(&lost.stdout.len()), "{}", lost.stdout.len());
+    let get = || client.rpc().get_job(pb::GetJobRequest { job_id: "owed".into(), ..Default::default() });
+    assert!(!get().await.unwrap().into_owned().finished);
+    drop((stream, lost));
+    // Another host, which holds nothing, gets all of it, and a third one what the second did not ack.
+    let follow = |after_sequence| pb::FollowJobRequest { job_id: "owed".into(), after_sequence, ..Default::default() };
+    let mut rounds = 0;
+    let whole: String = (1..=400_000).map(|n| format!("{n}\n")).collect();
+    while told.exit.is_none() {
+        rounds += 1;
+        let mut stream = client.streams().follow_job(follow(told.last_sequence)).await.unwrap();
+        for _ in 0..16 {
+            let Some(event) = stream.message().await.unwrap() else { break };
+            told.add(event.to_owned_message());
+        }
+        ack(told.last_sequence).await;
+    }
+    assert!(rounds > 3 && told.text() == whole, "{} of {} bytes", told.stdout.len(), whole.len());
+    assert_eq!((told.stderr.as_slice(), told.code(), told.gaps.len()), (&b"end\n"[..], Some(0), 0));
+    let status = get().await.unwrap().into_owned();
+    assert_eq!((status.acked_sequence, status.finished), (told.last_sequence, true));
+    assert_eq!(status.exit.stdout_bytes, whole.len() as u64);
+}
+
+#[tokio::test]
+async fn input_says_how_it_stands_and_refuses_what_would_have_to_wait() {
+    let client = in_process().await;
+    let mut request = sh("deaf", "sleep 0.7; wc -c");
+    request.stdin_open = true;
+    let stream = client.streams().run_job(request).await.unwrap();
+    let write = |n: usize, eof| {
+        let data = vec![0u8; n];
+        pb::WriteJobStdinRequest { job_id: "deaf".into(), data, eof, no_wait: true, ..Default::default() }
+    };
+    // The pipe itself takes 64 KiB; the rest is pending.
+    let mut accepted = 0u64;
+    let refused = loop {
+        match client.rpc().write_job_stdin(write(64 * 1024, false)).await {
+            Ok(answer) => {
+                accepted += 64 * 1024;
+                assert_eq!(answer.view().accepted, accepted);
+                assert!(answer.view().pending <= 256 * 1024);
+            }
+            Err(error) => break GuestError::from_connect(&error),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!((refused.stage.as_str(), refused.errno), ("stdin", 11));
+    assert!((256 * 1024..=384 * 1024).contains(&accepted), "{accepted}");
+    let status = client.rpc().get_job(pb::GetJobRequest { job_id: "deaf".into(), ..Default::default() }).await.unwrap();
+    assert!(status.view().stdin_open && status.view().stdin_accepted == accepted && status.view().stdin_pending > 0);
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    client.rpc().write_job_stdin(write(0, true)).await.unwrap();
+    assert_eq!(all(stream).await.text().trim(), accepted.to_string());
+}
+
+#[tokio::test]
+async fn processes_are_listed_with_their_job_and_ended_by_number() {
+    let client = in_process().await;
+    let mut stream = client.streams().run_job(sh("tree", "sleep 432 & sleep 432 & echo up; wait")).await.unwrap();
+    let mut told = support::Told::default();
+    while told.stdout != b"up\n" {
+        told.add(stream.message().await.unwrap().unwrap().to_owned_message());
+    }
+    let list = || client.rpc().list_processes(pb::ListProcessesRequest::default());
+    // A child between its fork and its program still looks like the shell.
+    let mine = loop {
+        let all = list().await.unwrap().into_owned();
+        assert!(!all.truncated);
+        let mine: Vec<_> = all.processes.into_iter().filter(|p| p.job_id == "tree").collect();
+        if mine.iter().filter(|p| p.argv == [b"sleep".to_vec(), b"432".to_vec()]).count() == 2 {
+            break mine;
+        }
+    };
+    assert_eq!(mine.len(), 3);
+    for process in mine.iter().filter(|p| p.command == b"sleep") {
+        let signal = pb::SignalProcessRequest { pid: process.pid, signal: 9, ..Default::default() };
+        client.rpc().signal_process(signal).await.unwrap();
+    }
+    assert_eq!(all(stream).await.code(), Some(0));
+    let gone = pb::SignalProcessRequest { pid: mine[0].pid, signal: 9, ..Default::default() };
+    let error = GuestError::from_connect(&client.rpc().signal_process(gone).await.unwrap_err());
+    assert_eq!((error.stage.as_str(), error.errno), ("kill", 3));
+}
+
+#[tokio::test]
 async fn the_table_is_listed_and_forgotten() {
     let client = in_process().await;
     let told = run(&client, sh("one", "true")).await;

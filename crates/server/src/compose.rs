@@ -22,11 +22,24 @@ const AGENT: &str = "mainbrella-guest";
 /// # Errors
 /// Why the service did not start, in one sentence.
 pub async fn run(config: ServerConfig) -> Result<(), StartError> {
+    raise_file_limit();
     let ending = start::on_signals()?;
     let clock = Arc::new(SystemClock);
     let ground = start::prepare(&config, clock.as_ref()).await?;
     let driver = open_driver(&config).await?;
     start::run_with(config, ground, driver, clock, ending).await
+}
+
+/// As many open files as the system lets this process have: connections, machines and jobs each hold some. VMMs get a
+/// limit of their own.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum
+        && let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+    {
+        tracing::warn!(error = %e, "the limit of open files could not be raised");
+    }
 }
 
 async fn open_driver(config: &ServerConfig) -> Result<Arc<dyn Driver>, StartError> {

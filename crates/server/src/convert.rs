@@ -76,6 +76,7 @@ pub(crate) fn template(info: TemplateInfo) -> Template {
         digest: info.digest,
         image_bytes: info.image_bytes,
         frozen_sizes: info.frozen.into_iter().map(|s: SizeClass| s.as_str().to_owned()).collect(),
+        code_contexts: info.languages.into_iter().map(|l| l.as_str().to_owned()).collect(),
     }
 }
 

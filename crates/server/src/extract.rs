@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use axum::body::HttpBody as _;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::response::Response;
 use http::request::Parts;
@@ -33,11 +34,15 @@ impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
             return Err(ApiError::invalid("The body must be JSON, sent as `Content-Type: application/json`.")
                 .status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
         }
+        let too_large = || ApiError::new(ErrorCode::PayloadTooLarge, "The body is larger than 4 MiB.");
+        if request.body().size_hint().lower() > limits::JSON_BODY_MAX as u64 {
+            return Err(too_large());
+        }
         let read = Limited::new(request.into_body(), limits::JSON_BODY_MAX).collect();
         let bytes = match tokio::time::timeout(BODY_WAIT, read).await {
             Ok(Ok(whole)) => whole.to_bytes(),
             Ok(Err(e)) if e.downcast_ref::<LengthLimitError>().is_some() => {
-                return Err(ApiError::new(ErrorCode::PayloadTooLarge, "The body is larger than 4 MiB."));
+                return Err(too_large());
             }
             Ok(Err(_)) => return Err(ApiError::invalid("The body ended before it was whole.")),
             Err(_) => {
@@ -55,8 +60,23 @@ fn is_json(content_type: Option<&HeaderValue>) -> bool {
     text.split(';').next().is_some_and(|t| t.trim().eq_ignore_ascii_case("application/json"))
 }
 
+/// What the parser says, in the words of JSON instead of those of this program.
 fn parser_message(e: &serde_json::Error) -> String {
     let mut text = e.to_string();
+    if let Some((before, after)) = text.rsplit_once("expected ") {
+        let (what, place) = after.rfind(" at line ").map_or((after, ""), |at| after.split_at(at));
+        let what = match what {
+            "u64" | "u32" | "u16" | "u8" | "usize" => "a whole number",
+            "i64" | "i32" => "a whole number, negative or not",
+            "f64" => "a number",
+            "a map" => "an object",
+            "a sequence" => "a list",
+            "a boolean" => "true or false",
+            other if other.starts_with("struct ") => "an object",
+            other => other,
+        };
+        text = format!("{before}expected {what}{place}");
+    }
     if text.len() > PARSER_MESSAGE_MAX {
         text.truncate(text.floor_char_boundary(PARSER_MESSAGE_MAX));
         text.push('…');
@@ -179,6 +199,20 @@ impl FromRequestParts<AppState> for SlotPath {
     }
 }
 
+/// The `{id}` and the second name of a path.
+pub struct TwoPath(pub MachineId, pub String);
+
+impl FromRequestParts<AppState> for TwoPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> ApiResult<Self> {
+        let missing = || ApiError::new(ErrorCode::NotFound, "There is no machine of this id.");
+        let Path((id, second)) =
+            Path::<(String, String)>::from_request_parts(parts, state).await.map_err(|_| missing())?;
+        Ok(Self(id.parse().map_err(|_| missing())?, second))
+    }
+}
+
 /// A JSON reply.
 ///
 /// # Errors
@@ -211,6 +245,29 @@ mod tests {
         assert!(Query::parse("").expect("empty").created_at().is_err());
         let many: String = (0..65).map(|i| format!("p{i}=&")).collect();
         assert!(Query::parse(&many).is_err());
+    }
+
+    #[test]
+    fn parsers_speak_of_json_and_not_of_this_program() {
+        let told = |text: &str| match serde_json::from_str::<mainbrella_api::CreateMachine>(text) {
+            Ok(_) => panic!("{text} is accepted"),
+            Err(e) => parser_message(&e),
+        };
+        for (text, word) in [
+            ("null", "expected an object at line 1"),
+            ("[]", "expected an object at line 1"),
+            (r#"{"catalogId":"a","ttlSeconds":-1}"#, "expected a whole number at line 1"),
+            (r#"{"catalogId":"a","ttlSeconds":60.5}"#, "expected a whole number at line 1"),
+            (r#"{"catalogId":"a","metadata":3}"#, "expected an object at line 1"),
+            (r#"{"catalogId":"a","internet":3}"#, "expected true or false at line 1"),
+            (r#"{"catalogId":7}"#, "expected a string at line 1"),
+            (r#"{"catalogId":"a","expected struct X":1}"#, "expected one of `catalogId`"),
+            ("{", "EOF while parsing"),
+        ] {
+            let message = told(text);
+            assert!(message.contains(word), "{text}: {message}");
+            assert!(!message.contains("CreateMachine") && !message.contains("u64"), "{text}: {message}");
+        }
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use mainbrella_engine::DriverError;
 use mainbrella_engine::image::{ImageError, ImageStore, Initramfs};
 use mainbrella_engine::microvm::{BootFiles, Images};
+use mainbrella_engine::{DriverError, Language};
 use mainbrella_types::TemplateName;
 
 use crate::error::chain;
@@ -59,6 +59,10 @@ impl Images for HostImages {
             root: image.rootfs,
             root_digest: image.digest,
         })
+    }
+
+    fn languages(&self, template: &TemplateName) -> Vec<Language> {
+        self.store.template(template).map(|image| image.languages()).unwrap_or_default()
     }
 
     fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError> {

@@ -20,6 +20,8 @@ pub mod logging;
 pub mod openapi;
 pub mod reconcile;
 pub mod serve;
+mod signed;
+mod sse;
 pub mod start;
 pub mod state;
 mod verbs;

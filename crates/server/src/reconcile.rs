@@ -42,6 +42,33 @@ pub async fn run(state: AppState, stop: CancellationToken) {
 async fn round(state: &AppState) {
     state.auth.tidy();
     state.directory.tidy();
+    state.engine.tidy_jobs();
+    sweep(state).await;
+    sweep_jobs(state).await;
+}
+
+/// Removes jobs of machines whose records are gone.
+async fn sweep_jobs(state: &AppState) {
+    let kept = match state.engine.kept_jobs().await {
+        Ok(kept) => kept,
+        Err(e) => {
+            tracing::warn!(internal = e.internal().unwrap_or_default(), "the kept jobs could not be listed");
+            return;
+        }
+    };
+    for key in kept {
+        match state.store.machine_by_key(&key).await {
+            Ok(Some(_)) => {}
+            Ok(None) => state.engine.forget_jobs(key).await,
+            Err(e) => {
+                tracing::warn!(error = chain(&e), "expired jobs could not be looked up; trying again in a minute");
+                return;
+            }
+        }
+    }
+}
+
+async fn sweep(state: &AppState) {
     for _ in 0..SWEEPS_MAX {
         match state.store.sweep(state.now()).await {
             Ok(swept) if swept.more => tokio::task::yield_now().await,

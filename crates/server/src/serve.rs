@@ -70,7 +70,7 @@ pub async fn serve(
             request.extensions_mut().insert(Peer(peer));
             app.clone().oneshot(request)
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
         let abort = abort.clone();
         tasks.spawn(async move {

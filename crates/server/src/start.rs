@@ -131,7 +131,11 @@ pub async fn run_with(
 ) -> Result<(), StartError> {
     let Ground { _lock, listener, store, admin_key } = ground;
     let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
-    let limits = EngineConfig { machines_max: config.max_machines as usize, ..EngineConfig::default() };
+    let limits = EngineConfig {
+        machines_max: config.max_machines as usize,
+        jobs_dir: Some(config.data_dir.join("jobs")),
+        ..EngineConfig::default()
+    };
     let engine = Engine::new(driver, journal, clock.clone(), limits);
     let state = AppState::new(config, engine, store, clock);
     let recovered = reconcile::recover(&state).await.map_err(|e| StartError::Recover(told(&e)))?;
@@ -156,6 +160,7 @@ pub async fn run_with(
         tracing::info!(file = %admin_key::path(&state.config.data_dir).display(), "the first API key was made");
     }
 
+    state.closes_with(&ending.stop);
     let reconciler = tokio::spawn(reconcile::run(state.clone(), ending.stop.clone()));
     let app = verbs::router(state.clone());
     let (connections, grace) = (state.config.max_connections as usize, state.config.shutdown_grace);

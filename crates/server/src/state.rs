@@ -10,12 +10,14 @@ use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
 use mainbrella_types::{Millis, TemplateName};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::Authenticator;
 use crate::config::ServerConfig;
 use crate::convert::Traits;
 use crate::directory::Directory;
 use crate::layers::HostRule;
+use crate::signed::UrlSigner;
 
 /// The parts of a running service. Clones share them.
 #[derive(Clone)]
@@ -41,6 +43,10 @@ pub struct Parts {
     pub creations: Arc<Semaphore>,
     /// Templates seen a moment ago.
     pub templates: SeenTemplates,
+    /// Makes and checks signed URLs.
+    pub signer: UrlSigner,
+    /// Cancelled when the service begins to end: what would go on for ever ends then.
+    pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
 }
 
@@ -75,6 +81,8 @@ impl AppState {
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
+            signer: UrlSigner::new(&config.data_dir),
+            closing: CancellationToken::new(),
             config,
             engine,
             store,
@@ -94,6 +102,15 @@ impl Parts {
     /// What the driver gives every machine, as it is now: a trial of the accelerator may end after the start.
     pub(crate) fn traits(&self) -> Traits {
         Traits::of(&self.engine.report())
+    }
+
+    /// Lets long replies end when `stop` says so.
+    pub fn closes_with(&self, stop: &CancellationToken) {
+        let (stop, closing) = (stop.clone(), self.closing.clone());
+        tokio::spawn(async move {
+            stop.cancelled().await;
+            closing.cancel();
+        });
     }
 
     /// The time.

@@ -7,6 +7,7 @@ mod common;
 use bytes::Bytes;
 use common::{Machine, Service};
 use http::{Method, Request};
+use mainbrella_engine::fake::FakeDriver;
 use mainbrella_store::KeyRole;
 use serde_json::{Value, json};
 
@@ -26,11 +27,29 @@ fn operations() -> Vec<Operation> {
                 id: o["operationId"].as_str().unwrap().to_owned(),
                 method: Method::from_bytes(method.to_uppercase().as_bytes()).unwrap(),
                 path: path.clone(),
+                // A signed URL is a credential of its own, see `signed.rs`.
                 open: !o["security"].as_array().unwrap().iter().any(|s| s.get("apiKey").is_some()),
             });
         }
     }
-    list
+    let signed = exceptions("signed");
+    let (rest, found): (Vec<_>, Vec<_>) = list.into_iter().partition(|o: &Operation| !signed.contains(&o.id));
+    assert_eq!(
+        found.iter().filter(|o| o.open).count(),
+        signed.len(),
+        "what is listed as signed is there, and needs no key"
+    );
+    rest
+}
+
+/// So that each finds what it needs, and none spoils it for another.
+fn turn(id: &str) -> u32 {
+    match id {
+        "writeFile" | "uploadTree" => 0,
+        "removeFile" => 2,
+        "stopMachine" => 3,
+        _ => 1,
+    }
 }
 
 fn exceptions(kind: &str) -> Vec<String> {
@@ -40,19 +59,70 @@ fn exceptions(kind: &str) -> Vec<String> {
 
 /// A request that a right caller would have accepted.
 fn request(s: &Service, o: &Operation, machine: &Machine, key_id: &str, authorization: Option<&str>) -> Request<Bytes> {
+    request_on(s, o, machine, &serde_json::Value::Null, key_id, authorization)
+}
+
+/// A job for `o` to act on, where it acts on one.
+async fn job_for(s: &Service, o: &Operation, machine: &Machine) -> Value {
+    if !o.path.contains("{jobId}") && !o.path.contains("{pid}") {
+        return Value::Null;
+    }
+    let ended = matches!(o.id.as_str(), "forgetJob" | "jobEvents");
+    let command = if ended { "true" } else { "cat" };
+    let job = s.job(machine, json!({"command": command, "pty": {"cols": 80, "rows": 24}})).await;
+    if ended {
+        s.get(&machine.path(&format!("/jobs/{}/wait", job["id"].as_str().unwrap()))).await;
+    }
+    job
+}
+
+/// As [`request`], on a job.
+fn request_on(
+    s: &Service,
+    o: &Operation,
+    machine: &Machine,
+    job: &Value,
+    key_id: &str,
+    authorization: Option<&str>,
+) -> Request<Bytes> {
     let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
-    let mut uri = o.path.replace("{id}", id);
+    let mut uri = o.path.replace("{id}", id).replace("{contextId}", &machine.context);
+    uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
+    uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
+    let wait = o.id == "waitForJob";
     if o.path.contains("{id}") && !o.path.starts_with("/v1/keys") {
         uri.push_str(&format!("?createdAt={}", machine.created_at));
     }
-    if o.path.ends_with("/files/content") {
-        uri.push_str("&path=/tmp/f");
+    if o.path.contains("/files/") && matches!(o.method, Method::GET | Method::PUT) {
+        let tree = matches!(o.id.as_str(), "downloadTree" | "uploadTree");
+        let dir = matches!(o.id.as_str(), "listFiles" | "watchFiles");
+        uri.push_str(if tree {
+            "&path=/tree"
+        } else if dir {
+            "&path=/tmp"
+        } else {
+            "&path=/tmp/f"
+        });
+    }
+    if wait {
+        uri.push_str("&timeoutMs=10");
     }
     let body = match o.id.as_str() {
         "createMachine" => json!({"catalogId": "python"}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
+        "startJob" => json!({"command": "true"}).to_string(),
+        "signalJob" | "signalProcess" => json!({"signal": "TERM"}).to_string(),
+        "resizeJob" => json!({"cols": 100, "rows": 30}).to_string(),
+        "createContext" => json!({"language": "python"}).to_string(),
+        "runCode" => json!({"code": "print hello"}).to_string(),
         "createKey" => json!({"name": "n", "role": "user"}).to_string(),
+        "makeDirectory" => json!({"path": "/tmp/d", "recursive": true}).to_string(),
+        "moveFile" => json!({"source": "/tmp/f", "destination": "/tmp/g"}).to_string(),
+        "changeMode" => json!({"path": "/tmp", "mode": "0755"}).to_string(),
+        "removeFile" => json!({"path": "/tmp", "recursive": true}).to_string(),
+        "createFileUrl" => json!({"path": "/tmp/f", "method": "GET"}).to_string(),
+        "uploadTree" => "an archive".to_owned(),
         _ => String::new(),
     };
     let mut builder = Request::builder().method(o.method.clone()).uri(uri).header("host", s.address.to_string());
@@ -73,7 +143,8 @@ async fn open_operations_are_exactly_the_listed_ones() {
 
 #[tokio::test]
 async fn no_operation_can_be_reached_without_a_valid_key() {
-    let s = Service::start().await;
+    // Every one of them fails, from one address.
+    let s = Service::with(FakeDriver::default(), |c| c.auth_failures_per_minute = 1_000_000).await;
     let machine = s.machine().await;
     let revoked = s.key("default", KeyRole::Admin).await;
     assert_eq!(s.delete(&format!("/v1/keys/{}", revoked.id())).await.status, 204);
@@ -117,12 +188,14 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     let admin = format!("Bearer {}", s.admin);
     let other_key = s.key("default", KeyRole::User).await;
     let mut forbidden = Vec::new();
-    // Stopping comes last: it would spoil the machine for the others.
     let mut list = operations();
-    list.sort_by_key(|o| o.id == "stopMachine" || o.id == "readFile");
-    let machine = s.machine().await;
+    list.sort_by_key(|o| (turn(&o.id), o.id == "moveFile" || o.id == "closeContext"));
+    let mut machine = s.machine().await;
+    let context = s.post(&machine.path("/contexts"), json!({"language": "python"})).await.ok();
+    machine.context = context["id"].as_str().unwrap().to_owned();
     for o in &list {
-        let reply = s.send(request(&s, o, &machine, other_key.id(), Some(&user))).await;
+        let job = job_for(&s, o, &machine).await;
+        let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;
         if reply.status == 403 {
             assert_eq!(reply.code(), "forbidden");
             forbidden.push(o.id.clone());

@@ -57,6 +57,18 @@ async fn a_body_larger_than_the_bound_is_refused() {
         s.request(Method::POST, "/v1/machines").header("content-type", "application/json").body(body.into()).unwrap();
     let reply = s.send(request).await;
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (413, "payload_too_large"));
+    // Announced too large: refused before it is sent.
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(s.address).await.unwrap();
+    let head = format!(
+        "POST /v1/machines HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+         content-length: 99999999999\r\n\r\n",
+        s.admin
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut reply = vec![0; 4096];
+    let n = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut reply)).await.expect("at once").unwrap();
+    assert!(reply[..n].starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&reply[..n]));
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let request =
         s.request(Method::POST, "/v1/machines").header("content-type", "application/json").body(deep.into()).unwrap();

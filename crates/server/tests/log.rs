@@ -43,6 +43,15 @@ fn the_log_has_ids_and_no_secrets() {
             let run = json!({"command": "printenv hush-command", "env": {"X": "hush-run"}, "stdinBase64": "aHVzaA=="});
             s.post_with(&m.path("/commands/run"), run, &[("x-request-id", "trace-me-1")]).await;
             s.put(&format!("{}&path=/tmp/hush-path", m.path("/files/content")), "hush-content").await.ok();
+            let url = json!({"path": "/tmp/hush-path", "method": "GET"});
+            let url = s.post(&m.path("/files/urls"), url).await.ok()["url"].as_str().unwrap().to_owned();
+            let token = url.rsplit('/').next().unwrap().to_owned();
+            for token in [token.clone(), token[..token.len() - 3].to_owned()] {
+                let signed = Request::builder().uri(format!("/v1/files/{token}")).header("host", "localhost");
+                s.send(signed.body(Bytes::new()).unwrap()).await;
+            }
+            s.get(&format!("{}&path=/tmp/hush-none", m.path("/files/stat"))).await;
+            s.post(&m.path("/files/remove"), json!({"path": "/tmp/hush-none"})).await;
             s.get("/v1/machines?cursor=hush-cursor").await;
             let made = s.post("/v1/keys", json!({"name": "ci", "role": "user"})).await.ok();
             s.delete(&format!("/v1/keys/{}", made["id"].as_str().unwrap())).await;
@@ -53,7 +62,8 @@ fn the_log_has_ids_and_no_secrets() {
             s.send(bad.body(Bytes::new()).unwrap()).await;
             s.driver.host.launch.store(1, std::sync::atomic::Ordering::SeqCst);
             s.post("/v1/machines", json!({"catalogId": "python", "env": {"A": "hush-failed"}})).await;
-            [s.admin[12..].to_owned(), made["secret"].as_str().unwrap()[12..].to_owned()]
+            let seal = token.rsplit('.').next().unwrap().to_owned();
+            [s.admin[12..].to_owned(), made["secret"].as_str().unwrap()[12..].to_owned(), token, seal]
         })
     });
     let log = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
@@ -73,5 +83,5 @@ fn the_log_has_ids_and_no_secrets() {
     );
     assert!(run["ms"].is_u64() && run["key"].as_str().is_some_and(|k| k.len() == 8));
     assert!(access.iter().any(|l| l["status"] == 401 && l["code"] == "unauthenticated" && l.get("key").is_none()));
-    assert_eq!(access.len(), 8, "one line a request");
+    assert_eq!(access.len(), 13, "one line a request");
 }

@@ -33,6 +33,11 @@ async fn every_call_acts_on_the_generation_it_names_or_on_none() {
         (Method::POST, "/commands/run", r#"{"command":"true"}"#),
         (Method::GET, "/files/content", ""),
         (Method::PUT, "/files/content", "data"),
+        (Method::GET, "/files/list", ""),
+        (Method::GET, "/files/stat", ""),
+        (Method::GET, "/files/tree", ""),
+        (Method::PUT, "/files/tree", "data"),
+        (Method::GET, "/files/watch", ""),
     ];
     let future = Machine { created_at: "2100-01-01T00:00:00.000Z".into(), ..new.clone() };
     for (method, rest, body) in &calls {
@@ -301,14 +306,20 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         (&c["persistence"]["fork"], "/fork"),
         (&c["persistence"]["pauseResume"], "/pause"),
         (&c["previews"]["supported"], "/previews"),
-        (&c["execution"]["managedJobs"], "/commands"),
-        (&c["files"]["list"], "/files"),
         (&c["observability"]["lifecycleEvents"], "/events"),
     ] {
         assert_eq!(flag, &json!(false), "{path}");
         let m = format!("/v1/machines/x{path}");
         assert_eq!(s.post(&m, json!({})).await.code(), "not_found", "{path}: what is false is not there");
     }
+    assert!(
+        c["files"].as_object().unwrap().values().all(|v| v == true),
+        "every verb of files is there: {}",
+        c["files"]
+    );
+    assert_eq!(c["execution"]["codeContexts"], json!(["python"]));
+    let powers = c["execution"].as_object().unwrap().iter().filter(|(name, _)| *name != "codeContexts");
+    assert!(powers.clone().count() > 8 && powers.clone().all(|(_, v)| v == true), "{}", c["execution"]);
     let t = s.get("/v1/templates").await.ok();
     assert_eq!(t["templates"][1]["name"], "python");
     assert_eq!(t["templates"][1]["frozenSizes"], json!(["small"]));

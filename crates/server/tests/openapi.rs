@@ -84,7 +84,21 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
         }
     }
     // Requests are closed, replies are open.
-    for closed in ["CreateMachine", "ExtendMachine", "RunCommand", "CreateKey"] {
+    for closed in [
+        "CreateMachine",
+        "ExtendMachine",
+        "RunCommand",
+        "CreateKey",
+        "MakeDirectory",
+        "MoveFile",
+        "ChangeMode",
+        "RemoveFile",
+        "CreateFileUrl",
+        "StartJob",
+        "CancelJob",
+        "SendSignal",
+        "TerminalSize",
+    ] {
         assert_eq!(d["components"]["schemas"][closed]["additionalProperties"], false, "{closed}");
     }
     assert_eq!(d["components"]["schemas"]["Machine"]["additionalProperties"], Value::Null);

@@ -72,6 +72,18 @@ codes! {
     GuestDiskFull = "guest_disk_full", 507, Never, "Free space inside the machine or use a larger size.";
     /// The command could not be started in the guest.
     CommandNotStarted = "command_not_started", 422, Never, "Check that the program and the working directory exist in the machine.";
+    /// The input of a job takes nothing more.
+    StdinClosed = "stdin_closed", 409, Never, "Start the job with `stdin` true, and write before its end is sent or the job ends.";
+    /// Too much input waits for a job to read it.
+    StdinFull = "stdin_full", 409, Safe, "Nothing of this write was taken; write again when the job has read more.";
+    /// A job was given as much input as one may be.
+    StdinLimit = "stdin_limit", 413, Never, "Copy larger input into the machine as a file and let the job read that.";
+    /// The job must have ended for this.
+    JobRunning = "job_running", 409, Never, "Cancel the job, or wait for its end, first.";
+    /// The job must run for this.
+    JobEnded = "job_ended", 409, Never, "Inspect the job; its exit says how it ended.";
+    /// The kernel of a code context has ended.
+    ContextDead = "context_dead", 409, Never, "Restart the context, or make another one; the variables of the old kernel are gone.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

@@ -45,6 +45,33 @@ pub const OUTPUT_LIMIT_MAX: u64 = 16 * 1024 * 1024;
 /// Standard input that may accompany a blocking command, bytes.
 pub const STDIN_INLINE_MAX: usize = 1024 * 1024;
 
+/// Default time-out of a managed job, milliseconds.
+pub const JOB_TIMEOUT_DEFAULT_MS: u64 = 300_000;
+/// Output kept of each of a job's stdout and stderr, bytes; beyond it the first and the last halves are kept.
+pub const JOB_LOG_MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// Output kept of all jobs of one machine, bytes. Above it the oldest finished jobs are let go and running ones keep less.
+pub const JOB_LOGS_TOTAL_MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// Finished jobs kept for one machine; the oldest are let go.
+pub const JOBS_RETAINED_MAX: usize = 2048;
+/// How long the idempotency key of a job's start is kept, milliseconds.
+pub const JOB_IDEMPOTENCY_RETENTION_MS: u64 = 3600 * 1000;
+/// Longest wait of one call for a job, milliseconds.
+pub const JOB_WAIT_MAX_MS: u64 = 60_000;
+/// Longest grace between the polite and the hard end of a cancelled job, milliseconds.
+pub const JOB_GRACE_MAX_MS: u64 = 60_000;
+/// Default grace of a cancel, milliseconds.
+pub const JOB_GRACE_DEFAULT_MS: u64 = 2_000;
+/// Input of one write to a job, bytes.
+pub const JOB_STDIN_WRITE_MAX: usize = 64 * 1024;
+/// Input accepted for one job in all, bytes.
+pub const JOB_STDIN_TOTAL_MAX: u64 = 1024 * 1024;
+/// Input of a job that it has not read yet, bytes.
+pub const JOB_STDIN_PENDING_MAX: u64 = 256 * 1024;
+/// Most columns or rows of a terminal.
+pub const TERMINAL_SIDE_MAX: u32 = 4096;
+/// Most events of one page.
+pub const EVENTS_LIMIT_MAX: u32 = 1000;
+
 /// Longest guest path, bytes (`PATH_MAX` less the final NUL).
 pub const PATH_MAX: usize = 4095;
 /// Longest name of one path component, bytes.
@@ -53,8 +80,41 @@ pub const PATH_COMPONENT_MAX: usize = 255;
 pub const FILE_BYTES_MAX: u64 = 5 * 1024 * 1024 * 1024;
 /// File operations at once on one machine (contract section 3).
 pub const FILE_OPERATIONS_MAX: usize = 4;
+/// Furthest entry a listing of a directory may begin at.
+pub const LIST_OFFSET_MAX: u64 = 1_000_000;
+/// Most paths a removal names of those that are left.
+pub const REMAINING_NAMED_MAX: usize = 100;
+/// Largest archive of a tree that may be unpacked, bytes (32 GiB).
+pub const TREE_BYTES_MAX: u64 = 32 * 1024 * 1024 * 1024;
+/// Watches at once on one machine; more are refused.
+pub const FILE_WATCHES_MAX: usize = 8;
+/// Shortest life of a signed URL, seconds.
+pub const SIGNED_URL_MIN_SECONDS: u64 = 10;
+/// Longest life of a signed URL, seconds.
+pub const SIGNED_URL_MAX_SECONDS: u64 = 3600;
+/// Life of a signed URL by default, seconds.
+pub const SIGNED_URL_DEFAULT_SECONDS: u64 = 900;
 /// Blocking commands at once on one machine; further calls wait their turn, up to the queue.
 pub const COMMANDS_MAX: usize = 1024;
+
+/// Code contexts of one machine.
+pub const CONTEXTS_MAX: usize = 8;
+/// Longest code of one run, bytes.
+pub const CODE_BYTES_MAX: usize = 1024 * 1024;
+/// Default time-out of a run of code, milliseconds.
+pub const CODE_TIMEOUT_DEFAULT_MS: u64 = 60_000;
+/// Longest time-out of a run of code, milliseconds (24 hours).
+pub const CODE_TIMEOUT_MAX_MS: u64 = 24 * 3600 * 1000;
+/// Runs that may wait for their turn in one context.
+pub const CODE_QUEUE_MAX: usize = 16;
+/// Text kept of each stream of a run, bytes: half of it head, half tail.
+pub const CODE_STREAM_MAX: usize = 1024 * 1024;
+/// Largest rich result of one type, bytes as JSON (a picture is base64 there).
+pub const CODE_VALUE_MAX: usize = 4 * 1024 * 1024;
+/// Rich results of one run in all, bytes as JSON.
+pub const CODE_RESULTS_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Rich results of one run.
+pub const CODE_RESULTS_MAX: usize = 256;
 
 /// Most items a list returns at once.
 pub const LIST_LIMIT_MAX: u32 = 1000;
@@ -69,9 +129,14 @@ pub const KEY_NAME_MAX: usize = 64;
 const _: () = assert!(IDEMPOTENCY_RETENTION_MS >= 3600 * 1000);
 const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);
+const _: () = assert!(SIGNED_URL_MIN_SECONDS <= SIGNED_URL_DEFAULT_SECONDS);
+const _: () = assert!(SIGNED_URL_DEFAULT_SECONDS <= SIGNED_URL_MAX_SECONDS);
 const _: () = assert!(OUTPUT_LIMIT_DEFAULT <= OUTPUT_LIMIT_MAX);
 // A blocking command with the longest argv, a full environment and full inline input (as base64) fits one body.
 const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 * 4 < JSON_BODY_MAX);
+// Code as JSON, at worst six bytes a byte, is not promised to fit; code as text is.
+const _: () = assert!(CODE_BYTES_MAX + ENV_BYTES_MAX < JSON_BODY_MAX);
+const _: () = assert!(CODE_VALUE_MAX <= CODE_RESULTS_BYTES_MAX);
 
 /// Most rules of one egress policy.
 pub const EGRESS_RULES_MAX: usize = 256;

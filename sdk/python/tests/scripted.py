@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,9 +66,11 @@ class Server:
     handlers: list[Handler]
     requests: list[Request] = field(default_factory=list[Request])
     read_body: bool = True
+    port: int = 0
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -78,7 +81,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     @property
     def connections(self) -> int:
@@ -88,7 +91,10 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has been closed before
         self._listener.close()
         for sock in self._sockets:
             try:
@@ -117,6 +123,14 @@ class Server:
             thread.start()
 
     def _serve(self, sock: socket.socket, number: int) -> None:
+        if self.tls is not None:
+            try:
+                sock = self.tls.wrap_socket(sock, server_side=True)
+            except OSError:
+                sock.close()
+                return
+            with self._lock:
+                self._sockets[number - 1] = sock
         reader = sock.makefile("rb")
         try:
             while True:

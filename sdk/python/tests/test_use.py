@@ -286,6 +286,18 @@ class Transfers(unittest.TestCase):
                     sandbox.files.write("/a", source)
                 self.assertEqual(len(server.requests), 2)
 
+    def test_a_connection_on_which_a_body_was_refused_is_not_used_again(self) -> None:
+        def refuse_and_go(r: Request) -> None:
+            r.error(413, "payload_too_large")
+            time.sleep(0.2)
+            r.cut()
+
+        with Session(refuse_and_go, lambda r: r.reply(200, result())) as (sandbox, server):
+            with self.assertRaises(PayloadTooLargeError):
+                sandbox.files.write("/a", b"x" * 70_000)
+            self.assertTrue(sandbox.commands.run("true").ok)
+            self.assertEqual(len(server.requests), 3)
+
     def test_a_write_whose_answer_is_lost_is_not_repeated(self) -> None:
         with Session(lambda r: r.cut()) as (sandbox, server):
             with self.assertRaises(TransportError) as caught:

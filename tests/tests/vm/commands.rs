@@ -87,6 +87,29 @@ async fn a_command_ends_in_time_and_so_does_the_call() {
     assert!(out.raw.timed_out && out.text() == "stays\n");
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 
+    // One that has stopped itself, and one whose child has.
+    for script in ["echo stopped; kill -STOP $$; echo never", "echo stopped; sh -c 'kill -STOP $$'; echo never"] {
+        let mut order = Machine::shell_order(script);
+        order.timeout_ms = Some(1000);
+        let begin = Instant::now();
+        let out = m.run(&order).await.expect("run");
+        assert!(out.raw.timed_out && out.text() == "stopped\n", "{script}: {out:?}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{script}: {:?}", begin.elapsed());
+    }
+    assert_eq!(m.text("ps -eo stat= | grep -c '^T' || true").await, "0\n", "nothing stays stopped");
+
+    // One that stands still before it has begun: the user has frozen everything of the user's.
+    let frozen = service.machine().await;
+    let mut order = Machine::shell_order("echo 1 > /sys/fs/cgroup/user/cgroup.freeze; echo never");
+    order.timeout_ms = Some(1000);
+    for _ in 0..3 {
+        let begin = Instant::now();
+        let out = frozen.run(&order).await.expect("run");
+        assert!(out.raw.timed_out && out.stdout.is_empty(), "{out:?}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+    frozen.stop().await;
+
     // A grandchild with the pipe in its hands does not hold the call.
     let begin = Instant::now();
     let out = m.sh("sleep 300 & echo hi").await;
@@ -126,8 +149,21 @@ async fn much_output_keeps_head_and_tail_and_says_what_is_missing() {
     let out = m.run(&order).await.expect("run");
     assert!(out.raw.stdout_omitted.is_none() && out.stdout.len() == 12_000_000);
 
+    // Both streams at once, twenty megabytes on each.
+    let flood = "head -c 20000000 /dev/zero | tr '\\0' O & head -c 20000000 /dev/zero | tr '\\0' E >&2; wait";
+    let out = m.sh(flood).await;
+    for (bytes, total, gap, mark) in [
+        (&out.stdout, out.raw.stdout_bytes, &out.raw.stdout_omitted, b'O'),
+        (&out.stderr, out.raw.stderr_bytes, &out.raw.stderr_omitted, b'E'),
+    ] {
+        let gap = gap.as_ref().expect("something is missing");
+        assert_eq!((total, bytes.len() as u64 + gap.length), (20_000_000, 20_000_000));
+        assert_eq!((gap.offset, bytes.len()), (512 * 1024, 1024 * 1024), "half from the start, half from the end");
+        assert!(bytes.iter().all(|b| *b == mark), "each stream has its own bytes");
+    }
+
     // Any limit, odd ones too.
-    for (limit, kept) in [(1, "1"), (2, "1\n"), (11, "1\n2\n3\n100\n"), (291, "")] {
+    for (limit, kept) in [(1, "1"), (2, "1\n"), (11, "1\n2\n3\n\n100\n"), (291, "")] {
         let mut order = Machine::shell_order("seq 1 100; echo >&2 12345");
         order.output_limit_bytes = Some(limit);
         let out = m.run(&order).await.unwrap_or_else(|e| panic!("limit {limit}: {e:?}"));
@@ -155,7 +191,10 @@ async fn five_hundred_commands_at_once_keep_their_exit_codes() {
     m.text("nohup sh -c 'for i in $(seq 400); do (sleep 0.01 &) ; sleep 0.02; done' >/dev/null 2>&1 &").await;
     let orders = (0..500).map(|i| {
         let m = m.clone();
-        async move { m.sh(&format!("echo {i}; exit 7")).await }
+        // A busy host may need long for so many; this is about their codes.
+        let mut order = Machine::shell_order(&format!("echo {i}; exit 7"));
+        order.timeout_ms = Some(300_000);
+        async move { m.run(&order).await.expect("run") }
     });
     let begin = Instant::now();
     for (i, out) in futures::future::join_all(orders).await.into_iter().enumerate() {

@@ -2,16 +2,23 @@
 
 mod abuse;
 mod cli;
+mod clock;
 mod commands;
+mod contexts;
 mod create;
+mod directories;
 mod disks;
 mod faults;
 mod files;
+mod front_door;
 mod identity;
 mod jail;
+mod jobs;
 mod leases;
 mod restart;
+mod sizes;
 mod start;
+mod trees;
 
 use mainbrella_client::ClientError;
 use mainbrella_types::ErrorCode;

@@ -74,6 +74,7 @@ async fn run_here(context: &Context, args: Args) -> Result<u8, Failure> {
         timeout_ms: Some(args.timeout.millis()),
         output_limit_bytes: Some(args.output_limit),
         stdin_base64: stdin.map(|data| STANDARD.encode(data)),
+        wait_ms: None,
     };
     let result = client.run(&machine, &body).await.map_err(|e| {
         let not_started = e.code() == Some(ErrorCode::CommandNotStarted);

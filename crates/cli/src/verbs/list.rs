@@ -13,7 +13,6 @@ const PAGE: u32 = 200;
 
 /// List machines, newest first
 #[derive(Debug, clap::Args)]
-#[command(visible_alias = "ls")]
 pub struct Args {
     /// Those that have ended too; they are kept for seven days
     #[arg(long, short)]

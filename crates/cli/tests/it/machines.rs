@@ -101,7 +101,7 @@ fn list_follows_pages_and_hides_what_has_ended() {
             "GET /v1/machines?metadata.own%20er=%C3%A9%26x&limit=101&cursor=c%201"
         ]
     );
-    snapshot("list all", run(&Service::start(pages()), &["ls", "-a"]));
+    snapshot("list all", run(&Service::start(pages()), &["list", "-a"]));
     snapshot("list limited", run(&Service::start(pages()), &["list", "-n", "1"]));
     let said = run(&Service::start(pages()), &["list", "--all", "--json"]);
     let text =
@@ -125,7 +125,7 @@ fn get_shows_a_machine_and_harmless_text() {
 fn result(changes: &serde_json::Value) -> Reply {
     let mut r = value!({
         "exitCode": 0, "signal": null, "timedOut": false, "stdoutBase64": "", "stderrBase64": "", "stdoutBytes": 0,
-        "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 5,
+        "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 5, "jobId": "j-1", "stillRunning": false,
     });
     for (k, v) in changes.as_object().expect("an object") {
         r[k] = v.clone();

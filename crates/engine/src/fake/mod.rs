@@ -4,7 +4,10 @@
 //! code that runs in production. "Resources on the host" are entries of a table that survive the engine, so
 //! a restart can be played by making a new engine over the same driver.
 
+mod contexts;
+mod files;
 mod guest;
+mod job;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,11 +17,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mainbrella_guest_protocol::guest_side::{self, GuestService};
 use mainbrella_types::{DriverReport, GenerationKey, Isolation, JailReport, SizeClass, TemplateName};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
 use crate::error::DriverError;
+use crate::machine::Language;
 pub use guest::GuestFaults;
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
@@ -55,7 +60,13 @@ pub struct FakeDriver {
     pub guest: Arc<GuestFaults>,
     launch_time: Duration,
     templates: Vec<TemplateName>,
+    /// Where machines live: on the runtime that made the driver, so that an engine's own can end without them.
+    home: Option<Handle>,
+    make_guest: Option<MakeGuest>,
 }
+
+/// Makes the guest of one machine.
+pub type MakeGuest = Arc<dyn Fn() -> GuestService + Send + Sync>;
 
 impl Default for FakeDriver {
     fn default() -> Self {
@@ -68,7 +79,26 @@ impl FakeDriver {
     #[must_use]
     pub fn new(launch_time: Duration) -> Self {
         let templates = ["python", "node"].into_iter().filter_map(|n| n.parse().ok()).collect();
-        Self { machines: Arc::default(), host: Arc::default(), guest: Arc::default(), launch_time, templates }
+        Self {
+            machines: Arc::default(),
+            host: Arc::default(),
+            guest: Arc::default(),
+            launch_time,
+            templates,
+            home: Handle::try_current().ok(),
+            make_guest: None,
+        }
+    }
+
+    /// A driver whose machines have other guests than the scripted one.
+    #[must_use]
+    pub fn with_guests(mut self, make: MakeGuest) -> Self {
+        self.make_guest = Some(make);
+        self
+    }
+
+    fn home(&self) -> Handle {
+        self.home.clone().unwrap_or_else(Handle::current)
     }
 
     fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Arc<FakeMachine>>> {
@@ -102,7 +132,10 @@ impl FakeDriver {
     }
 
     fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
-        let service = guest_side::service(guest::router(Arc::clone(&self.guest)));
+        let service = match &self.make_guest {
+            Some(make) => make(),
+            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.home())),
+        };
         let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default() });
         self.machines().insert(key, Arc::clone(&machine));
         machine
@@ -112,6 +145,7 @@ impl FakeDriver {
 struct FakeInstance {
     machine: Arc<FakeMachine>,
     host: Arc<HostFaults>,
+    home: Handle,
 }
 
 #[async_trait]
@@ -126,7 +160,7 @@ impl Instance for FakeInstance {
         std::mem::replace(&mut *self.machine.link.lock().unwrap_or_else(PoisonError::into_inner), token.clone())
             .cancel();
         let service = self.machine.service.clone();
-        tokio::spawn(async move {
+        self.home.spawn(async move {
             tokio::select! {
                 _ = guest_side::serve(theirs, service) => {}
                 () = token.cancelled() => {}
@@ -168,6 +202,7 @@ impl Driver for FakeDriver {
                 digest: "sha256:00".into(),
                 image_bytes: 0,
                 frozen: vec![SizeClass::Small],
+                languages: if name.as_str() == "python" { vec![Language::Python] } else { Vec::new() },
             })
             .collect())
     }
@@ -189,7 +224,7 @@ impl Driver for FakeDriver {
             return Err(DriverError::Stage { stage: "launch", detail: "a fault was asked for".into() });
         }
         let machine = self.put(order.key);
-        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host) }))
+        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
     }
 
     async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
@@ -197,7 +232,9 @@ impl Driver for FakeDriver {
         let report = machine.exit.borrow().clone();
         Ok(match report {
             Some(report) => Adoption::Dead(report),
-            None => Adoption::Running(Box::new(FakeInstance { machine, host: Arc::clone(&self.host) })),
+            None => {
+                Adoption::Running(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
+            }
         })
     }
 

@@ -17,6 +17,7 @@ use super::progress::{Event, Progress};
 use super::recipe::{FINISH, Recipe};
 use super::shelf::{self, Bench};
 use super::tool::{self, Tool};
+use crate::machine::Language;
 
 /// Form of the manifest.
 const FORM: u32 = 1;
@@ -87,6 +88,15 @@ pub struct TemplateImage {
     pub packages: Vec<Package>,
     /// When it was made, milliseconds since 1970.
     pub created_ms: i64,
+}
+
+impl TemplateImage {
+    /// Languages of code contexts whose kernels are in it.
+    #[must_use]
+    pub fn languages(&self) -> Vec<Language> {
+        let has = |name: &&str| self.packages.iter().any(|p| p.name == *name);
+        Language::ALL.into_iter().filter(|l| l.packages().iter().all(has)).collect()
+    }
 }
 
 #[derive(Serialize, Deserialize)]

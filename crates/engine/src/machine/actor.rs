@@ -15,8 +15,10 @@ use crate::engine::EngineConfig;
 use crate::error::EngineError;
 use crate::journal::{Change, Journal, JournalError};
 use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::contexts;
 use crate::machine::gate::Gate;
 use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
+use crate::machine::jobs::{self, Shelf};
 use crate::machine::link::{Identity, Link};
 
 /// Messages that may wait for an actor.
@@ -83,11 +85,12 @@ pub(crate) fn spawn(
     world: World,
     record: MachineRecord,
     origin: Origin,
+    shelf: Arc<Shelf>,
 ) -> (MachineHandle, tokio::task::JoinHandle<()>) {
     let (messages, inbox) = mpsc::channel(QUEUE);
     let (published, watched) = watch::channel(record.clone());
     let gate = Gate::new(Arc::clone(&world.clock), record.lease.last_activity);
-    let shared = Arc::new(Shared::new(messages, watched, gate));
+    let shared = Arc::new(Shared::new(messages, watched, gate, shelf, Arc::clone(&world.clock)));
     let origin = match origin {
         Origin::Intent => Begin::Make,
         Origin::Ending(failure) => Begin::End(failure),
@@ -95,6 +98,8 @@ pub(crate) fn spawn(
         Origin::Adopted(instance) => {
             let instance: Arc<dyn Instance> = Arc::from(instance);
             shared.open(Arc::new(Link::new(Arc::clone(&instance), record.key)));
+            contexts::resume(&shared);
+            jobs::resume(&shared);
             Begin::Run(instance)
         }
     };
@@ -114,8 +119,11 @@ impl Actor {
             Begin::End(failure) => self.end(failure).await,
         };
         self.shared.gate.close();
+        self.shared.contexts.over.cancel();
+        self.shared.detached.cancel();
         if matches!(finish, Finish::Over) {
-            info!(machine = %self.record.generation, state = %self.record.state, "machine is over");
+            let reason = self.record.ending.as_ref().map_or("", |e| e.message.as_str());
+            info!(machine = %self.record.generation, state = %self.record.state, reason, "machine is over");
         }
         for reply in std::mem::take(&mut self.stop_replies) {
             let _ = reply.send(Ok(StopOutcome::Stopped(self.record.clone())));
@@ -257,7 +265,7 @@ impl Actor {
             client.rpc().list_jobs(pb::ListJobsRequest::default()).await.ok()
         });
         match jobs.await {
-            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished),
+            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished && !contexts::is_own_job(job.job_id)),
             _ => false,
         }
     }
@@ -320,6 +328,7 @@ impl Actor {
             self.write_until_taken(change).await;
         }
         self.shared.gone.cancel();
+        self.end_jobs(last).await;
         if let Some(link) = self.shared.link.get() {
             link.close().await;
         }
@@ -331,6 +340,16 @@ impl Actor {
             self.write_until_taken(change).await;
         }
         Finish::Over
+    }
+
+    /// Ends the logs of jobs that still ran, so that whoever follows them learns of it.
+    async fn end_jobs(&self, last: MachineState) {
+        let cause = jobs::cause_of(last);
+        let (shelf, now) = (Arc::clone(&self.shared.shelf), self.world.clock.now());
+        let ended = tokio::task::spawn_blocking(move || shelf.close(cause, now));
+        if ended.await.is_err() {
+            warn!(machine = %self.record.generation, "the logs of its jobs were not all ended");
+        }
     }
 
     /// Removes everything of the machine, however long it takes. After a few tries whoever waits for a stop

@@ -3,21 +3,21 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures::stream::BoxStream;
 use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineState, limits};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Clock;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
-use crate::machine::command::{self, CommandOrder, CommandOutcome};
-use crate::machine::files::{self, FileReader, Hold, WriteOptions, check_path};
+use crate::machine::contexts::Contexts;
+use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
+use crate::machine::jobs::Shelf;
 use crate::machine::link::Link;
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
-const VERDICT_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
 /// File operations that may wait for one of the four places.
 const FILE_QUEUE_MAX: usize = 64;
 
@@ -59,25 +59,43 @@ pub(crate) struct Shared {
     pub(crate) link: OnceLock<Arc<Link>>,
     /// Cancelled when the machine can be used no more.
     pub(crate) gone: CancellationToken,
+    /// Cancelled when the service lets go of a machine that goes on.
+    pub(crate) detached: CancellationToken,
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Why creation failed, with the code it failed with.
     pub(crate) create_failure: OnceLock<(ErrorCode, String)>,
-    pub(crate) commands: Semaphore,
+    pub(crate) commands: Arc<Semaphore>,
     pub(crate) files: Arc<Semaphore>,
     pub(crate) file_queue: Semaphore,
+    pub(crate) watches: Arc<Semaphore>,
+    pub(crate) contexts: Arc<Contexts>,
 }
 
 impl Shared {
-    pub(crate) fn new(messages: mpsc::Sender<Message>, record: watch::Receiver<MachineRecord>, gate: Gate) -> Self {
+    pub(crate) fn new(
+        messages: mpsc::Sender<Message>,
+        record: watch::Receiver<MachineRecord>,
+        gate: Gate,
+        shelf: Arc<Shelf>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let gone = CancellationToken::new();
         Self {
             messages,
             record,
             gate,
             link: OnceLock::new(),
-            gone: CancellationToken::new(),
+            contexts: Arc::new(Contexts::new(&gone)),
+            gone,
+            detached: CancellationToken::new(),
+            shelf,
+            clock,
             create_failure: OnceLock::new(),
-            commands: Semaphore::new(limits::COMMANDS_MAX),
+            commands: Arc::new(Semaphore::new(limits::COMMANDS_MAX)),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
+            watches: Arc::new(Semaphore::new(limits::FILE_WATCHES_MAX)),
         }
     }
 
@@ -140,56 +158,6 @@ impl MachineHandle {
         }
     }
 
-    /// Runs a command and waits for its end. The command goes on when the caller stops waiting.
-    ///
-    /// # Errors
-    /// When the machine does not run, the command could not be started, or the guest fell silent. A
-    /// command that fails is not an error.
-    pub async fn run(&self, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
-        let pass = self.enter()?;
-        if self.shared.commands.available_permits() == 0 {
-            return Err(EngineError::new(ErrorCode::Overloaded, "the machine runs as many commands as it may"));
-        }
-        let this = self.clone();
-        let job_id = uuid::Uuid::now_v7().simple().to_string();
-        let task = tokio::spawn(async move {
-            let _pass = pass;
-            let _place = this.shared.commands.acquire().await;
-            let link = this.link()?;
-            this.unless_gone(command::run(&link, job_id, order)).await
-        });
-        task.await.unwrap_or_else(|e| {
-            Err(EngineError::new(ErrorCode::Internal, "the command's watcher ended").because(e.to_string()))
-        })
-    }
-
-    /// Opens a file for reading, from `offset` for at most `length` bytes.
-    ///
-    /// # Errors
-    /// When the path is malformed, the guest refuses, or the machine does not run.
-    pub async fn read_file(&self, path: &[u8], offset: u64, length: Option<u64>) -> Result<FileReader, EngineError> {
-        check_path(path)?;
-        let hold = self.file_place().await?;
-        let link = self.link()?;
-        self.unless_gone(files::read(&link, hold, path, offset, length)).await
-    }
-
-    /// Writes a file whole: it is replaced at the end, or not at all. Returns its size, bytes.
-    ///
-    /// # Errors
-    /// When the path is malformed, the body breaks off, the guest refuses or its disk is full.
-    pub async fn write_file(
-        &self,
-        path: &[u8],
-        options: WriteOptions,
-        body: BoxStream<'static, std::io::Result<Bytes>>,
-    ) -> Result<u64, EngineError> {
-        check_path(path)?;
-        let hold = self.file_place().await?;
-        let link = self.link()?;
-        self.unless_gone(files::write(&link, hold, path, options, body)).await
-    }
-
     /// Moves the hard deadline to `ttl_ms` from now (never nearer) and changes the idle timeout.
     ///
     /// # Errors
@@ -237,18 +205,21 @@ impl MachineHandle {
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    fn enter(&self) -> Result<Pass, EngineError> {
-        self.shared.gate.enter().ok_or_else(|| {
-            let record = self.record();
-            not_running(record.state, record.ending.as_ref())
-        })
+    pub(crate) fn enter(&self) -> Result<Pass, EngineError> {
+        self.shared.gate.enter().ok_or_else(|| self.over())
     }
 
-    fn link(&self) -> Result<Arc<Link>, EngineError> {
+    /// That the machine does not run, and why.
+    pub(crate) fn over(&self) -> EngineError {
+        let record = self.record();
+        not_running(record.state, record.ending.as_ref())
+    }
+
+    pub(crate) fn link(&self) -> Result<Arc<Link>, EngineError> {
         self.shared.link.get().cloned().ok_or_else(|| not_running(self.record().state, None))
     }
 
-    async fn file_place(&self) -> Result<Hold, EngineError> {
+    pub(crate) async fn file_place(&self) -> Result<Hold, EngineError> {
         let pass = self.enter()?;
         let overloaded = || EngineError::new(ErrorCode::Overloaded, "too many file operations wait for this machine");
         let _queued = self.shared.file_queue.try_acquire().map_err(|_| overloaded())?;
@@ -261,7 +232,10 @@ impl MachineHandle {
 
     /// Runs an operation until the machine is gone. A guest that fell silent because the machine ended is
     /// reported as what it is.
-    async fn unless_gone<T>(&self, operation: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+    pub(crate) async fn unless_gone<T>(
+        &self,
+        operation: impl Future<Output = Result<T, EngineError>>,
+    ) -> Result<T, EngineError> {
         let result = tokio::select! {
             biased;
             result = operation => result,

@@ -13,6 +13,9 @@ use crate::error::EngineError;
 
 /// Longest time to reach a guest that ran a moment ago.
 const DIAL_DEADLINE: Duration = Duration::from_secs(20);
+/// Longest time of a connection's first answer. What takes longer is given up and dialled anew: a connection that
+/// stands still from its beginning does not come to life by waiting.
+const HELLO_PATIENCE: Duration = Duration::from_secs(7);
 
 /// What a guest is told after a restore.
 #[derive(Clone, Debug)]
@@ -41,18 +44,27 @@ impl Link {
             return Ok(client.clone());
         }
         *current = None;
-        let client = timeout(DIAL_DEADLINE, self.attach()).await.map_err(|_| silent("it did not answer in time"))??;
-        let hello = client
-            .rpc()
-            .hello(pb::HelloRequest { protocol_version: PROTOCOL_VERSION, ..Default::default() })
-            .await
-            .map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?;
-        let generation = hello.view().generation;
-        if generation != self.key.to_string() {
-            return Err(silent("another generation answered"));
-        }
+        let client = timeout(DIAL_DEADLINE, self.reach()).await.map_err(|_| silent("it did not answer in time"))??;
         *current = Some(client.clone());
         Ok(client)
+    }
+
+    /// A connection on which this machine's agent has answered.
+    async fn reach(&self) -> Result<GuestClient, EngineError> {
+        loop {
+            let client = self.attach().await?;
+            let hello = pb::HelloRequest { protocol_version: PROTOCOL_VERSION, ..Default::default() };
+            let Ok(answer) = timeout(HELLO_PATIENCE, client.rpc().hello(hello)).await else {
+                tracing::warn!(machine = %self.key, "a new connection to the guest agent stands still; dialling again");
+                client.close();
+                continue;
+            };
+            let answer = answer.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?;
+            if answer.view().generation != self.key.to_string() {
+                return Err(silent("another generation answered"));
+            }
+            return Ok(client);
+        }
     }
 
     /// Attaches for the first time and puts the guest right: clock, entropy, names, environment, thaw.

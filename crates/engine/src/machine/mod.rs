@@ -7,12 +7,23 @@
 mod actor;
 mod admission;
 pub mod command;
+pub mod contexts;
 pub mod files;
 mod gate;
 pub mod handle;
+pub mod jobs;
 mod link;
+pub mod processes;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
-pub use files::{FileReader, FileStat, WriteOptions};
+pub use contexts::{
+    CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
+};
+pub use files::{
+    DirEntry, DirPage, FileEvent, FileEventKind, FileEvents, FileKind, FileReader, FileStat, PathStat, Removed,
+    TreeWritten, WriteOptions,
+};
 pub use handle::{MachineHandle, StopOutcome};
+pub use jobs::MachineJobs;
+pub(crate) use jobs::Shelf;

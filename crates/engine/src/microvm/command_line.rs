@@ -31,8 +31,12 @@ pub mod fd {
     pub const TAP: i32 = 11;
 }
 
-/// Size of the translator's code cache under software emulation, MiB. QEMU's own default is up to 1 GiB a machine.
-pub const TRANSLATION_CACHE_MIB: u32 = 128;
+/// Size of the translator's code cache under software emulation, MiB: what it once filled is not given back. QEMU's own
+/// default is up to 1 GiB a machine; docs/decisions/008 has the trials.
+pub const TRANSLATION_CACHE_MIB: u32 = 64;
+/// The processor under software emulation: all that can be emulated but fast string moves. Told of those, a guest copies and
+/// clears memory byte by byte, and every byte is a round of the emulator; else it moves words (docs/decisions/008).
+const EMULATED_PROCESSOR: &str = "max,-erms";
 /// Bytes of guest console kept, a power of two. The oldest are overwritten: a guest cannot fill anything with it.
 pub const CONSOLE_BYTES: u32 = 64 * 1024;
 
@@ -84,7 +88,7 @@ pub fn command_line(plan: &VmPlan) -> Vec<String> {
     let cold = matches!(plan.start, Start::Cold { .. });
     let (accelerator, cpu) = match plan.accelerator {
         Accelerator::Kvm => ("kvm".to_owned(), "host"),
-        Accelerator::Tcg => (format!("tcg,tb-size={TRANSLATION_CACHE_MIB}"), "max"),
+        Accelerator::Tcg => (format!("tcg,tb-size={TRANSLATION_CACHE_MIB}"), EMULATED_PROCESSOR),
     };
     let mut a = Arguments(vec!["qemu-system-x86_64".to_owned()]);
     a.pair("-name", plan.name.clone());

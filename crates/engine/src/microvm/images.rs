@@ -11,6 +11,7 @@ use mainbrella_types::TemplateName;
 use super::boot::BootFiles;
 use crate::error::DriverError;
 use crate::image::{ImageError, ImageStore};
+use crate::machine::Language;
 
 /// Where templates come from. Calls may block.
 pub trait Images: Send + Sync + 'static {
@@ -19,6 +20,12 @@ pub trait Images: Send + Sync + 'static {
     /// # Errors
     /// `TemplateMissing` when it is not built.
     fn boot_files(&self, template: &TemplateName) -> Result<BootFiles, DriverError>;
+
+    /// Languages of code contexts whose kernels `template` brings.
+    fn languages(&self, template: &TemplateName) -> Vec<Language> {
+        let _ = template;
+        Vec::new()
+    }
 
     /// Templates that are built: name, digest and size of the root image.
     ///
@@ -97,6 +104,10 @@ impl Images for StoredImages {
             self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(template.clone(), (now, files.clone()));
         }
         Ok(files)
+    }
+
+    fn languages(&self, template: &TemplateName) -> Vec<Language> {
+        self.store.template(template).map(|image| image.languages()).unwrap_or_default()
     }
 
     fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError> {

@@ -25,7 +25,9 @@ use crate::error::DriverError;
 const FULL_PAUSE: Duration = Duration::from_secs(3);
 /// How long the socket of the agent may be busy with the previous connection.
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
-/// Longest reason kept from a VMM's own words, characters.
+/// How long the kernel may take to tell how a process ended.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(100);
+/// Longest part of a VMM's own words that is logged, characters.
 const REASON_CHARS: usize = 300;
 
 /// A machine that runs (or has just ended).
@@ -219,8 +221,12 @@ impl Watch {
                 break;
             }
         }
-        let report = self.why.take().unwrap_or_else(|| self.ended_by_itself());
-        tracing::info!(machine = %machine.key, reason = %report, "a machine has ended");
+        let report = match self.why.take() {
+            Some(why) => why,
+            None => self.ended_by_itself().await,
+        };
+        // Its actor says whether that was asked for.
+        tracing::debug!(machine = %machine.key, reason = %report, "a VMM is over");
         machine.exit.send_replace(Some(report));
     }
 
@@ -261,26 +267,25 @@ impl Watch {
         }
     }
 
-    fn ended_by_itself(&self) -> ExitReport {
+    /// What is told of a VMM that ended without a reason of the guest's. What it wrote itself goes to the log alone.
+    async fn ended_by_itself(&self) -> ExitReport {
         let vmm = &self.machine.vmm;
         let said = vmm.log.as_ref().map(log_text).unwrap_or_default();
-        if !said.is_empty() {
+        if let Some(last) = said.lines().rev().find(|l| !l.trim().is_empty()) {
             let _ = fs::write(self.machine.folder.join(VMM_LOG), &said);
+            let last: String = last.chars().take(REASON_CHARS).collect();
+            tracing::info!(machine = %self.machine.key, last, "a VMM ended and left words");
         }
-        let cause =
-            vmm.process.cause().unwrap_or_else(|| "it was killed or failed; this kernel does not say which".to_owned());
-        let last = said
-            .lines()
-            .rev()
-            .find(|l| !l.trim().is_empty())
-            .unwrap_or("")
-            .chars()
-            .take(REASON_CHARS)
-            .collect::<String>();
-        ExitReport::Vmm(if last.is_empty() {
-            format!("the VMM ended: {cause}")
-        } else {
-            format!("the VMM ended: {cause}: {last}")
+        // The kernel knows when the process has been buried, a moment after its end.
+        let mut cause = vmm.process.cause();
+        let until = Instant::now() + CAUSE_PATIENCE;
+        while cause.is_none() && Instant::now() < until {
+            tokio::time::sleep(CAUSE_PATIENCE / 20).await;
+            cause = vmm.process.cause();
+        }
+        ExitReport::Vmm(match cause {
+            Some(cause) => format!("the VMM ended: {cause}"),
+            None => "the VMM was killed or failed".to_owned(),
         })
     }
 }

@@ -470,7 +470,8 @@ impl Driver for MicroVm {
                         })
                     });
                     let frozen = frozen.collect();
-                    TemplateInfo { name, digest, image_bytes, frozen }
+                    let languages = inner.images.languages(&name);
+                    TemplateInfo { name, digest, image_bytes, frozen, languages }
                 })
                 .collect())
         })

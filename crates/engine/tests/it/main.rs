@@ -1,5 +1,8 @@
 //! Tests of the engine against the fake driver: real actors, real guest protocol, faults on demand.
 
+mod contexts;
+mod files;
+mod jobs;
 mod journal;
 mod lifecycle;
 mod recovery;
@@ -25,21 +28,33 @@ pub(crate) struct Bench {
     pub(crate) journal: Arc<MemoryJournal>,
     pub(crate) clock: Arc<TokioClock>,
     pub(crate) engine: Engine,
+    pub(crate) dir: Arc<tempfile::TempDir>,
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        Self::over(FakeDriver::default(), Arc::default(), Arc::new(TokioClock::starting_at(START)))
+        Self::with(FakeDriver::default())
     }
 
-    fn over(driver: FakeDriver, journal: Arc<MemoryJournal>, clock: Arc<TokioClock>) -> Self {
-        let engine = Engine::new(Arc::new(driver.clone()), journal.clone(), clock.clone(), EngineConfig::default());
-        Self { driver, journal, clock, engine }
+    pub(crate) fn with(driver: FakeDriver) -> Self {
+        let dir = Arc::new(tempfile::tempdir().expect("temp dir"));
+        Self::over(driver, Arc::default(), Arc::new(TokioClock::starting_at(START)), dir)
+    }
+
+    pub(crate) fn over(
+        driver: FakeDriver,
+        journal: Arc<MemoryJournal>,
+        clock: Arc<TokioClock>,
+        dir: Arc<tempfile::TempDir>,
+    ) -> Self {
+        let config = EngineConfig { jobs_dir: Some(dir.path().join("jobs")), ..EngineConfig::default() };
+        let engine = Engine::new(Arc::new(driver.clone()), journal.clone(), clock.clone(), config);
+        Self { driver, journal, clock, engine, dir }
     }
 
     /// The service is started again over what is left of the host and the store.
     pub(crate) fn restart(self) -> Self {
-        Self::over(self.driver, self.journal, self.clock)
+        Self::over(self.driver, self.journal, self.clock, self.dir)
     }
 
     /// A durable intent.
@@ -75,7 +90,7 @@ impl Bench {
 /// A command of the fake guest.
 pub(crate) fn order(text: &str) -> CommandOrder {
     CommandOrder {
-        argv: text.split_whitespace().map(|w| w.as_bytes().to_vec()).collect(),
+        argv: text.split_whitespace().map(str::to_owned).collect(),
         timeout_ms: 10_000,
         output_limit: 1024 * 1024,
         ..CommandOrder::default()

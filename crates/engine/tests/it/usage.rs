@@ -117,3 +117,49 @@ async fn a_write_that_breaks_off_replaces_nothing_and_a_full_disk_is_said() {
     let e = machine.write_file(b"/f", exclusive, body(vec![])).await.expect_err("exists");
     assert_eq!(e.code(), ErrorCode::FileExists);
 }
+
+#[tokio::test(start_paused = true)]
+async fn readers_who_take_nothing_do_not_keep_the_place_of_others() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let large = vec![Ok(Bytes::from(vec![7; 8 << 20]))];
+    machine.write_file(b"/large", WriteOptions::default(), body(large)).await.expect("written");
+    let mut stalled = Vec::new();
+    for _ in 0..4 {
+        stalled.push(machine.read_file(b"/large", 0, None).await.expect("opened"));
+    }
+    machine.write_file(b"/other", WriteOptions::default(), body(vec![])).await.expect("a place is free in time");
+    for reader in stalled {
+        let all: Vec<_> = reader.chunks.collect().await;
+        let error = all.last().expect("something").as_ref().expect_err("what was cut off does not look whole");
+        assert_eq!(error.code(), ErrorCode::DeadlineExceeded);
+        assert_eq!(all.iter().filter(|c| c.is_err()).count(), 1);
+    }
+    // One who goes away gives the place back at once.
+    let readers: Vec<_> = futures::future::join_all((0..4).map(|_| machine.read_file(b"/large", 0, None))).await;
+    drop(readers);
+    let begin = tokio::time::Instant::now();
+    assert_eq!(content(&machine, b"/large", 5, Some(3)).await, [7, 7, 7]);
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_stands_still_from_its_beginning_is_dialled_again() {
+    let bench = Bench::new();
+    let record = bench.intent("small", 600_000, None);
+    let machine = bench.engine.create(record.clone()).await.expect("made");
+    bench.driver.guest.lost_hellos.store(2, Ordering::SeqCst);
+    bench.driver.cut(&record.key);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = tokio::time::Instant::now();
+    assert_eq!(machine.run(order("echo hello")).await.expect("reached").ending, CommandEnding::Exited(0));
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    // One that never answers is given up, in bounded time.
+    bench.driver.guest.lost_hellos.store(u32::MAX, Ordering::SeqCst);
+    bench.driver.cut(&record.key);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let begin = tokio::time::Instant::now();
+    let e = machine.run(order("echo hello")).await.expect_err("out of reach");
+    assert_eq!(e.code(), ErrorCode::GuestUnavailable);
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
+}

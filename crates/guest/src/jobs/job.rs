@@ -17,6 +17,10 @@ use super::spawn::TerminalSize;
 use super::stdin::Stdin;
 use crate::Reaper;
 
+/// What one job may hold of output nobody took while all together hold too much, bytes: a thousand of them still fit
+/// the smallest machine.
+const UNSENT_SPENT: usize = 32 * 1024;
+
 /// Memory all jobs together may hold of output.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -80,7 +84,7 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(request: &Checked, birth: u64, reaper: Reaper, budget: Arc<Budget>) -> Self {
-        let log = Log::new(request.output_limit);
+        let log = Log::new(request.output_limit, request.acked);
         let state = State { log, held: 0, pid: 0, ending: Ending::ByItself, followers: 0 };
         Self {
             id: request.id.clone(),
@@ -135,7 +139,7 @@ impl Job {
     pub(crate) fn is_full(&self) -> bool {
         let state = self.lock();
         // When all jobs together hold too much, nobody gets far ahead of its followers.
-        state.log.is_full() || (self.budget.is_spent() && state.log.unsent() > 128 * 1024)
+        state.log.is_full() || (self.budget.is_spent() && state.log.unsent() > UNSENT_SPENT)
     }
 
     /// Waits until there is room for output.
@@ -170,7 +174,17 @@ impl Job {
         }
     }
 
+    /// Whether forgetting it loses what the host has not said to hold.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.lock().log.is_owed()
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.lock().pid
+    }
+
     pub(crate) fn status(&self) -> pb::JobStatus {
+        let input = self.stdin.standing();
         let state = self.lock();
         pb::JobStatus {
             job_id: self.id.clone(),
@@ -178,6 +192,10 @@ impl Job {
             finished: state.log.is_finished(),
             exit: state.log.exit().cloned().map(buffa::MessageField::some).unwrap_or_default(),
             last_sequence: state.log.last_sequence(),
+            acked_sequence: state.log.acked().unwrap_or(0),
+            stdin_accepted: input.accepted,
+            stdin_pending: input.pending,
+            stdin_open: input.open,
             ..Default::default()
         }
     }

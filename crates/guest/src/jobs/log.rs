@@ -3,6 +3,9 @@
 //! Events are numbered from 1. An event is *taken* when a follower was given it. Events that nobody took make the
 //! job's process wait once they hold [`UNSENT_MAX`] bytes; events that were taken are kept to [`RETAINED_MAX`], more
 //! than a broken link can lose, so that a host which follows again from the last number it saw misses nothing.
+//!
+//! A log that is *acked* keeps every event until the host has said that it holds it durably; there an event that was
+//! not acked counts as one that nobody took.
 
 use std::collections::VecDeque;
 
@@ -87,24 +90,29 @@ pub(crate) struct Log {
     taken: u64,
     unsent: usize,
     kept_taken: usize,
+    /// Number of the last event the host holds; `None` where nobody is asked.
+    acked: Option<u64>,
     /// The output limit as bytes from the start and bytes from the end; `None` without one.
     limit: Option<(u64, u64)>,
     produced: [Produced; 2],
     finished: bool,
+    exit: Option<pb::JobExit>,
 }
 
 impl Log {
-    /// `output_limit` as in the request: 0 is none.
-    pub(crate) fn new(output_limit: u64) -> Self {
+    /// `output_limit` and `acked` as in the request: a limit of 0 is none.
+    pub(crate) fn new(output_limit: u64, acked: bool) -> Self {
         Self {
             events: VecDeque::new(),
             first: 1,
             taken: 0,
             unsent: 0,
             kept_taken: 0,
+            acked: acked.then_some(0),
             limit: (output_limit > 0).then_some((output_limit.div_ceil(2), output_limit / 2)),
             produced: Default::default(),
             finished: false,
+            exit: None,
         }
     }
 
@@ -133,9 +141,34 @@ impl Log {
     }
 
     pub(crate) fn exit(&self) -> Option<&pb::JobExit> {
-        match self.events.back() {
-            Some(Happened::Exit(exit)) => Some(exit),
-            _ => None,
+        self.exit.as_ref()
+    }
+
+    /// Number of the last event the host holds; `None` where nobody is asked.
+    pub(crate) fn acked(&self) -> Option<u64> {
+        self.acked
+    }
+
+    /// Whether forgetting it loses something the host has not.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.acked.is_some_and(|acked| acked < self.last_sequence())
+    }
+
+    /// The host holds everything up to event `sequence`.
+    pub(crate) fn ack(&mut self, sequence: u64) {
+        let Some(before) = self.acked else { return };
+        let until = sequence.min(self.last_sequence());
+        if until <= before {
+            return;
+        }
+        self.acked = Some(until);
+        self.taken = self.taken.max(until);
+        while self.first <= until
+            && let Some(event) = self.events.pop_front()
+        {
+            self.first += 1;
+            self.unsent -= event.cost();
+            self.note_dropped(&event);
         }
     }
 
@@ -146,6 +179,9 @@ impl Log {
     pub(crate) fn push(&mut self, event: Happened) {
         debug_assert!(!self.finished);
         self.finished = event.is_last();
+        if let Happened::Exit(exit) = &event {
+            self.exit = Some(exit.clone());
+        }
         self.unsent += event.cost();
         self.events.push_back(event);
     }
@@ -206,7 +242,7 @@ impl Log {
         }
         let sequence = (after + 1).max(self.first);
         let event = self.events.get((sequence - self.first) as usize)?.clone();
-        while self.taken < sequence {
+        while self.acked.is_none() && self.taken < sequence {
             self.taken += 1;
             if let Some(event) = self.events.get((self.taken.max(self.first) - self.first) as usize) {
                 self.unsent -= event.cost();
@@ -244,15 +280,19 @@ impl Log {
             let Some(event) = self.events.pop_front() else { return };
             self.first += 1;
             self.kept_taken -= event.cost();
-            match event {
-                Happened::Output { output, offset, data } => {
-                    self.produced[output as usize].dropped_to = offset + data.len() as u64;
-                }
-                Happened::Gap { output, offset, length } => {
-                    self.produced[output as usize].dropped_to = offset + length;
-                }
-                _ => {}
+            self.note_dropped(&event);
+        }
+    }
+
+    fn note_dropped(&mut self, event: &Happened) {
+        match event {
+            Happened::Output { output, offset, data } => {
+                self.produced[*output as usize].dropped_to = offset + data.len() as u64;
             }
+            Happened::Gap { output, offset, length } => {
+                self.produced[*output as usize].dropped_to = offset + length;
+            }
+            _ => {}
         }
     }
 }

@@ -124,6 +124,12 @@ impl Jobs {
         }
     }
 
+    /// Number of the first process of each running job, and its id. That is also the number of the job's session.
+    pub(crate) fn sessions(&self) -> HashMap<i32, String> {
+        let running = self.table().values().filter(|job| !job.is_finished()).cloned().collect::<Vec<_>>();
+        running.iter().map(|job| (job.pid(), job.id().to_owned())).filter(|(pid, _)| *pid > 0).collect()
+    }
+
     /// Everything of `job` after event `after`, then what comes, until its last event.
     ///
     /// # Errors
@@ -150,7 +156,8 @@ impl Jobs {
 /// Makes a place in the table by forgetting finished jobs, oldest first, where needed.
 fn make_room(table: &mut HashMap<String, Arc<Job>>, budget: &Budget) -> Result<(), ConnectError> {
     while table.len() >= JOBS_MAX || budget.is_spent() {
-        let oldest = table.values().filter(|job| job.is_finished()).min_by_key(|job| job.birth());
+        // What the host has not said to hold is not thrown away for room.
+        let oldest = table.values().filter(|job| job.is_finished() && !job.is_owed()).min_by_key(|job| job.birth());
         match oldest.map(|job| job.id().to_owned()) {
             Some(id) => {
                 table.remove(&id);

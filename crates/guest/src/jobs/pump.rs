@@ -117,7 +117,7 @@ impl Pump {
             self.job.signal(libc::SIGKILL);
             return not_started(&self.job, "fork", error.raw_os_error().unwrap_or(0));
         }
-        match read_verdict(verdict).await {
+        match self.verdict(verdict, timeout).await {
             Some(Failure { stage, errno }) => {
                 let _ = (&mut exited).await;
                 self.job.set_terminal(None);
@@ -150,6 +150,21 @@ impl Pump {
     }
 
     /// Carries output until the process has ended.
+    /// What became of the child before it was the program. The time limit holds here already: a child can stand
+    /// still on its way (where processes of the user are frozen, or a file system does not answer).
+    async fn verdict(&self, fd: OwnedFd, timeout: Option<Duration>) -> Option<Failure> {
+        let verdict = read_verdict(fd);
+        let mut verdict = std::pin::pin!(verdict);
+        if let Some(until) = timeout.and_then(|t| tokio::time::Instant::from_std(self.born).checked_add(t)) {
+            if let Ok(verdict) = tokio::time::timeout_at(until, &mut verdict).await {
+                return verdict;
+            }
+            self.job.end(Ending::TimedOut);
+            self.job.signal(libc::SIGKILL);
+        }
+        verdict.await
+    }
+
     async fn carry(
         &self,
         sources: &mut [Source],

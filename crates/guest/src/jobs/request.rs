@@ -23,6 +23,7 @@ pub(crate) struct Checked {
     pub(crate) stdin_open: bool,
     pub(crate) output_limit: u64,
     pub(crate) forget_when_followed: bool,
+    pub(crate) acked: bool,
 }
 
 fn invalid(message: &'static str) -> ConnectError {
@@ -77,6 +78,7 @@ pub(crate) fn check(request: pb::StartJobRequest, base_env: &HashMap<String, Str
         stdin_open: request.stdin_open || pty.is_some(),
         output_limit: request.output_limit,
         forget_when_followed: request.forget_when_followed,
+        acked: request.acked,
     })
 }
 

@@ -13,6 +13,19 @@ pub(crate) enum StdinError {
     Closed,
     /// More at once than may ever be pending.
     TooLarge,
+    /// It would not fit beside what is pending, and nobody wants to wait.
+    Full,
+}
+
+/// How much came in, and what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Bytes accepted in all.
+    pub(crate) accepted: u64,
+    /// Of them, bytes the process has not read.
+    pub(crate) pending: u64,
+    /// Whether more would be taken.
+    pub(crate) open: bool,
 }
 
 #[derive(Debug, Default)]
@@ -21,6 +34,13 @@ struct State {
     accepted: u64,
     ended: bool,
     closed: bool,
+}
+
+impl State {
+    fn standing(&self) -> Standing {
+        let open = !self.ended && !self.closed;
+        Standing { accepted: self.accepted, pending: self.pending.len() as u64, open }
+    }
 }
 
 /// The queue between `WriteJobStdin` and the process.
@@ -51,8 +71,13 @@ impl Stdin {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `data`, waiting until there is room; gives the number of bytes accepted in all.
-    pub(crate) async fn write(&self, data: &[u8], end: bool) -> Result<u64, StdinError> {
+    /// How much came in, and what became of it.
+    pub(crate) fn standing(&self) -> Standing {
+        self.lock().standing()
+    }
+
+    /// Takes `data`, waiting until there is room if `wait`; says how input then stands.
+    pub(crate) async fn write(&self, data: &[u8], end: bool, wait: bool) -> Result<Standing, StdinError> {
         if data.len() > STDIN_PENDING_MAX {
             return Err(StdinError::TooLarge);
         }
@@ -68,10 +93,13 @@ impl Stdin {
                     state.pending.extend(data);
                     state.accepted += data.len() as u64;
                     state.ended = end;
-                    let accepted = state.accepted;
+                    let standing = state.standing();
                     drop(state);
                     self.changed.notify_waiters();
-                    return Ok(accepted);
+                    return Ok(standing);
+                }
+                if !wait {
+                    return Err(StdinError::Full);
                 }
             }
             changed.await;

@@ -163,8 +163,35 @@ impl Authenticator {
         };
         let permit = match self.remembered(&token) {
             Some(permit) => permit,
-            None => self.look_up(&token, now).await?.ok_or_else(|| self.failed(peer, "The API key is not valid."))?,
+            None => {
+                let hash = token.hash();
+                let same = |key: &ApiKey| bool::from(key.secret_hash.ct_eq(&hash));
+                let found = self.look_up(token.id(), same, now).await?;
+                found.ok_or_else(|| self.failed(peer, "The API key is not valid."))?
+            }
         };
+        self.count(permit)
+    }
+
+    /// The permit of a key that vouches for a signed URL, as long as it is valid. Counts as a request of that key.
+    ///
+    /// # Errors
+    /// `unauthenticated` when it is not valid any more, `rate_limited`, or what befell the store.
+    pub(crate) async fn permit_of(&self, key_id: &str, peer: Option<IpAddr>, now: Millis) -> ApiResult<Permit> {
+        let known = self.memory().verified.get(key_id).filter(|v| v.until > Instant::now()).map(|v| v.permit.clone());
+        let permit = match known {
+            Some(permit) => permit,
+            None => {
+                let found = self.look_up(key_id, |_| true, now).await?;
+                found.ok_or_else(|| {
+                    self.failed(peer, "The API key that the signed URL was made with is not valid any more.")
+                })?
+            }
+        };
+        self.count(permit)
+    }
+
+    fn count(&self, permit: Permit) -> ApiResult<Permit> {
         if let Err(until) = self.by_key.check_key(&permit.key_id) {
             let wait = until.wait_time_from(self.clock.now());
             return Err(ApiError::new(ErrorCode::RateLimited, "This key sends more requests than its rate allows.")
@@ -173,7 +200,7 @@ impl Authenticator {
         Ok(permit)
     }
 
-    fn failed(&self, peer: Option<IpAddr>, message: &'static str) -> ApiError {
+    pub(crate) fn failed(&self, peer: Option<IpAddr>, message: &'static str) -> ApiError {
         let limited = peer.and_then(|ip| self.failures.check_key(&network_of(ip)).err());
         match limited {
             Some(until) => {
@@ -193,20 +220,18 @@ impl Authenticator {
         (same && known.until > Instant::now()).then(|| known.permit.clone())
     }
 
-    async fn look_up(&self, token: &Token, now: Millis) -> ApiResult<Option<Permit>> {
-        let hash = token.hash();
+    async fn look_up(&self, id: &str, is_meant: impl Fn(&ApiKey) -> bool, now: Millis) -> ApiResult<Option<Permit>> {
         // A revocation while the store was asked makes the answer doubtful: ask again.
         for _ in 0..LOOK_UPS_MAX {
             let epoch = self.epoch.load(Ordering::SeqCst);
-            let Some(key) = self.store.key_by_prefix(token.id()).await? else { return Ok(None) };
-            let same = bool::from(key.secret_hash.ct_eq(&hash));
-            if !same || key.revoked_at.is_some() {
+            let Some(key) = self.store.key_by_prefix(id).await? else { return Ok(None) };
+            if !is_meant(&key) || key.revoked_at.is_some() {
                 return Ok(None);
             }
             if let Err(e) = self.store.touch_key(&key, now).await {
                 tracing::warn!(key = key.id, error = crate::error::chain(&e), "the last use of a key was not noted");
             }
-            if let Some(permit) = self.remember(key, hash, epoch) {
+            if let Some(permit) = self.remember(key, epoch) {
                 return Ok(Some(permit));
             }
         }
@@ -214,7 +239,7 @@ impl Authenticator {
     }
 
     /// `None` when a key was revoked since `epoch` was read.
-    fn remember(&self, key: ApiKey, hash: [u8; 32], epoch: u64) -> Option<Permit> {
+    fn remember(&self, key: ApiKey, epoch: u64) -> Option<Permit> {
         let mut memory = self.memory();
         // Read under the lock that `revoked` takes after moving it.
         if self.epoch.load(Ordering::SeqCst) != epoch {
@@ -231,7 +256,7 @@ impl Authenticator {
             memory.verified.clear();
         }
         let until = Instant::now() + BELIEVE;
-        memory.verified.insert(key.id, Verified { hash, permit: permit.clone(), until });
+        memory.verified.insert(key.id, Verified { hash: key.secret_hash, permit: permit.clone(), until });
         Some(permit)
     }
 }

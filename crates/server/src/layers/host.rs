@@ -31,10 +31,16 @@ impl HostRule {
     /// # Errors
     /// `forbidden` under a foreign name, `invalid_request` under none.
     pub fn check(&self, headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
+        // Two of them name two services: who reads the other one is told something else.
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (host, more) = (hosts.next(), hosts.next().is_some());
+        let from_header = || host.and_then(|v| v.to_str().ok()?.parse::<Authority>().ok());
+        if more {
+            return Err(ApiError::invalid("The request has more than one Host header."));
+        }
         if !self.loopback && self.names.is_empty() {
             return Ok(());
         }
-        let from_header = || headers.get(header::HOST).and_then(|v| v.to_str().ok()?.parse::<Authority>().ok());
         let Some(authority) = uri.authority().cloned().or_else(from_header) else {
             return Err(ApiError::invalid("The request has no valid Host header."));
         };
@@ -55,6 +61,7 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::HeaderValue;
 
     fn answer(rule: &HostRule, host: Option<&str>) -> Option<ErrorCode> {
         let mut headers = HeaderMap::new();
@@ -84,6 +91,13 @@ mod tests {
         }
         assert_eq!(answer(&rule, None), Some(ErrorCode::InvalidRequest));
         assert_eq!(answer(&rule, Some("a b")), Some(ErrorCode::InvalidRequest));
+        for rule in [rule, HostRule::new(([0, 0, 0, 0], 80).into(), &[])] {
+            let mut headers = HeaderMap::new();
+            headers.append(header::HOST, HeaderValue::from_static("127.0.0.1"));
+            headers.append(header::HOST, HeaderValue::from_static("evil.example"));
+            let answer = rule.check(&headers, &Uri::from_static("/v1/machines"));
+            assert_eq!(answer.err().map(|e| e.code()), Some(ErrorCode::InvalidRequest), "two names");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use mainbrella_api::Capabilities;
 use mainbrella_api::capabilities::{
     Execution, Files, IsolationReport, Limits, Networking, Observability, Persistence, Previews, Size,
 };
+use mainbrella_engine::Language;
 use mainbrella_types::{Accelerator, SizeClass};
 
 use crate::auth::Permit;
@@ -21,8 +22,12 @@ use crate::state::AppState;
 pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit, query: Query) -> ApiResult<Response> {
     query.finish()?;
     let report = state.engine.report();
-    let mut templates: Vec<_> =
-        state.engine.templates().await?.into_iter().map(|t| t.name.as_str().to_owned()).collect();
+    let known = state.engine.templates().await?;
+    let code_contexts = (Language::ALL.into_iter())
+        .filter(|language| known.iter().any(|t| t.languages.contains(language)))
+        .map(|language| language.as_str().to_owned())
+        .collect();
+    let mut templates: Vec<_> = known.into_iter().map(|t| t.name.as_str().to_owned()).collect();
     templates.sort();
     let memory_snapshot = report.memory_snapshot && verbs::SNAPSHOTS;
     json(
@@ -37,8 +42,31 @@ pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit,
                 vmm: report.vmm.clone(),
                 jail: convert::jail(&report.jail),
             },
-            execution: Execution { blocking_run: true, argv: true, inline_stdin: true, ..Execution::default() },
-            files: Files { read: true, write: true, ..Files::default() },
+            execution: Execution {
+                blocking_run: true,
+                argv: true,
+                stdin: true,
+                inline_stdin: true,
+                managed_jobs: true,
+                signals: true,
+                managed_process_listing: true,
+                programmatic_pty: true,
+                pty_resize: true,
+                code_contexts,
+            },
+            files: Files {
+                read: true,
+                write: true,
+                list: true,
+                stat: true,
+                mkdir: true,
+                r#move: true,
+                chmod: true,
+                remove: true,
+                watch: true,
+                tree: true,
+                signed_urls: true,
+            },
             networking: Networking {
                 internet: report.internet,
                 internet_control: report.internet_off,

@@ -1,17 +1,19 @@
 //! One file a verb. Each takes a permit, checks what came in, and hands over to engine or store.
 
 mod capabilities;
+mod contexts;
 mod create;
 mod extend;
+mod files;
 mod get;
 mod healthz;
+mod jobs;
 mod keys;
 mod list;
-mod read_file;
+mod processes;
 mod run;
 mod stop;
 mod templates;
-mod write_file;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -35,7 +37,33 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(extend::extend))
         .routes(routes!(stop::stop))
         .routes(routes!(run::run))
-        .routes(routes!(read_file::read_file, write_file::write_file))
+        .routes(routes!(files::read::read_file, files::write::write_file))
+        .routes(routes!(files::list::list))
+        .routes(routes!(files::stat::stat))
+        .routes(routes!(files::mkdir::mkdir))
+        .routes(routes!(files::move_file::move_file))
+        .routes(routes!(files::chmod::chmod))
+        .routes(routes!(files::remove::remove))
+        .routes(routes!(files::watch::watch))
+        .routes(routes!(files::read_tree::read_tree, files::write_tree::write_tree))
+        .routes(routes!(files::url::create_url))
+        .routes(routes!(files::signed::read_signed, files::signed::write_signed))
+        .routes(routes!(jobs::start::start, jobs::look::list))
+        .routes(routes!(jobs::look::get, jobs::look::forget))
+        .routes(routes!(jobs::look::wait))
+        .routes(routes!(jobs::act::cancel))
+        .routes(routes!(jobs::act::signal))
+        .routes(routes!(jobs::act::resize))
+        .routes(routes!(jobs::act::stdin))
+        .routes(routes!(jobs::events::events))
+        .routes(routes!(jobs::output::output))
+        .routes(routes!(processes::list))
+        .routes(routes!(processes::signal))
+        .routes(routes!(contexts::create::create, contexts::list::list))
+        .routes(routes!(contexts::get::get, contexts::close::close))
+        .routes(routes!(contexts::run::run))
+        .routes(routes!(contexts::interrupt::interrupt))
+        .routes(routes!(contexts::restart::restart))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

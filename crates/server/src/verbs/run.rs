@@ -19,7 +19,9 @@ use crate::state::AppState;
 /// Run a command and wait for it
 ///
 /// A non-zero exit code is a normal result. Text runs as `/bin/sh -lc TEXT`; a list of arguments runs directly. At the time-out
-/// the command is ended and its partial output returned with `timedOut`. The command goes on when the caller goes away.
+/// the command is ended and its partial output returned with `timedOut`; when `waitMs` passes first the command goes on and
+/// its partial output is returned with `stillRunning`. The command goes on, too, when the caller goes away. What goes on is a
+/// job, kept under `jobId`.
 #[utoipa::path(post, path = "/v1/machines/{id}/commands/run", tag = "commands", operation_id = "runCommand",
     params(("id" = String, Path, description = "The slot."),
            ("createdAt" = String, Query, description = "The generation that is meant.")),
@@ -42,24 +44,9 @@ pub(crate) async fn run(
 
 /// Checks a request and turns it into what the engine takes.
 fn order(body: RunCommand) -> ApiResult<CommandOrder> {
-    let argv = match body.command {
-        CommandLine::Text(text) => vec!["/bin/sh".to_owned(), "-lc".to_owned(), text],
-        CommandLine::Argv(argv) => argv,
-    };
-    let bytes: usize = argv.iter().map(String::len).sum();
-    if argv.is_empty() || argv.len() > limits::ARGV_ENTRIES_MAX || argv.first().is_none_or(String::is_empty) {
-        return Err(ApiError::invalid(
-            "command must be a text, or 1 to 1024 arguments of which the first is the program.",
-        ));
-    }
-    if bytes > limits::COMMAND_BYTES_MAX || argv.iter().any(|a| a.contains('\0')) {
-        return Err(ApiError::invalid("command must be at most 128 KiB and without NUL."));
-    }
+    check_command(&body.command)?;
     check_env(&body.env)?;
-    if let Some(cwd) = &body.cwd {
-        check_path(cwd.as_bytes())
-            .map_err(|_| ApiError::invalid("cwd must be an absolute path of at most 4095 bytes."))?;
-    }
+    check_cwd(body.cwd.as_deref())?;
     let timeout_ms = body.timeout_ms.unwrap_or(limits::COMMAND_TIMEOUT_DEFAULT_MS);
     if !(1..=limits::COMMAND_TIMEOUT_MAX_MS).contains(&timeout_ms) {
         return Err(ApiError::invalid("timeoutMs must be 1 to 86400000."));
@@ -75,14 +62,50 @@ fn order(body: RunCommand) -> ApiResult<CommandOrder> {
     if stdin.len() > limits::STDIN_INLINE_MAX {
         return Err(ApiError::invalid("stdinBase64 must decode to at most 1 MiB."));
     }
+    if body.wait_ms.is_some_and(|wait| !(1..=limits::COMMAND_TIMEOUT_MAX_MS).contains(&wait)) {
+        return Err(ApiError::invalid("waitMs must be 1 to 86400000."));
+    }
+    let (text, argv) = match body.command {
+        CommandLine::Text(text) => (Some(text), Vec::new()),
+        CommandLine::Argv(argv) => (None, argv),
+    };
     Ok(CommandOrder {
-        argv: argv.into_iter().map(String::into_bytes).collect(),
-        cwd: body.cwd.map(String::into_bytes),
+        text,
+        argv,
+        cwd: body.cwd,
         env: body.env,
         timeout_ms,
         stdin: Bytes::from(stdin),
         output_limit,
+        wait_ms: body.wait_ms,
     })
+}
+
+/// Checks what is to be run.
+pub(crate) fn check_command(command: &CommandLine) -> ApiResult<()> {
+    let argv = match command {
+        CommandLine::Text(text) => std::slice::from_ref(text),
+        CommandLine::Argv(argv) => argv.as_slice(),
+    };
+    let bytes: usize = argv.iter().map(String::len).sum();
+    let no_program = matches!(command, CommandLine::Argv(argv) if argv.first().is_none_or(String::is_empty));
+    if no_program || argv.len() > limits::ARGV_ENTRIES_MAX {
+        return Err(ApiError::invalid(
+            "command must be a text, or 1 to 1024 arguments of which the first is the program.",
+        ));
+    }
+    if bytes > limits::COMMAND_BYTES_MAX || argv.iter().any(|a| a.contains('\0')) {
+        return Err(ApiError::invalid("command must be at most 128 KiB and without NUL."));
+    }
+    Ok(())
+}
+
+/// Checks a working directory.
+pub(crate) fn check_cwd(cwd: Option<&str>) -> ApiResult<()> {
+    match cwd.map(|cwd| check_path(cwd.as_bytes())) {
+        Some(Err(_)) => Err(ApiError::invalid("cwd must be an absolute path of at most 4095 bytes.")),
+        _ => Ok(()),
+    }
 }
 
 fn omitted(stream: &Captured) -> Option<OmittedRange> {
@@ -94,6 +117,7 @@ fn result(outcome: CommandOutcome) -> CommandResult {
         CommandEnding::Exited(code) => (code, None, false),
         CommandEnding::Signalled(n) => (n.saturating_add(128), Some(n), false),
         CommandEnding::TimedOut => (-1, None, true),
+        CommandEnding::Running => (-1, None, false),
     };
     CommandResult {
         exit_code,
@@ -106,6 +130,8 @@ fn result(outcome: CommandOutcome) -> CommandResult {
         stdout_omitted: omitted(&outcome.stdout),
         stderr_omitted: omitted(&outcome.stderr),
         duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+        still_running: outcome.ending == CommandEnding::Running,
+        job_id: outcome.job_id,
     }
 }
 
@@ -121,10 +147,10 @@ mod tests {
     #[test]
     fn text_goes_to_a_login_shell_and_arguments_go_as_they_are() {
         let o = parse(json!({"command": "echo $HOME"})).expect("valid");
-        assert_eq!(o.argv, [&b"/bin/sh"[..], b"-lc", b"echo $HOME"]);
+        assert_eq!((o.text.as_deref(), o.argv.len()), (Some("echo $HOME"), 0));
         assert_eq!((o.timeout_ms, o.output_limit), (60_000, 1_048_576));
         let o = parse(json!({"command": ["/bin/echo", ""], "stdinBase64": "aGk=", "cwd": "/tmp"})).expect("valid");
-        assert_eq!(o.argv, [&b"/bin/echo"[..], b""]);
+        assert_eq!((o.text, o.argv), (None, vec!["/bin/echo".to_owned(), String::new()]));
         assert_eq!(&o.stdin[..], b"hi");
     }
 
@@ -142,6 +168,7 @@ mod tests {
             json!({"command": "a", "timeoutMs": 86_400_001}),
             json!({"command": "a", "outputLimitBytes": 0}),
             json!({"command": "a", "outputLimitBytes": 16_777_217}),
+            json!({"command": "a", "waitMs": 0}),
             json!({"command": "a", "stdinBase64": "a"}),
             json!({"command": "a", "env": {"A=B": "c"}}),
             json!({"command": "a", "stdinBase64": STANDARD.encode(vec![0; limits::STDIN_INLINE_MAX + 1])}),
@@ -158,6 +185,7 @@ mod tests {
                 stdout: Captured::default(),
                 stderr: Captured::default(),
                 duration: std::time::Duration::from_micros(1999),
+                job_id: "j".into(),
             })
         };
         let r = end(CommandEnding::Signalled(9));

@@ -101,12 +101,14 @@ impl Service {
         let admin = std::fs::read_to_string(admin_key::path(dir.path())).unwrap().trim().to_owned();
         let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
         let clock = Arc::new(SystemClock);
-        let engine = Engine::new(Arc::new(driver.clone()), journal, clock.clone(), EngineConfig::default());
+        let limits = EngineConfig { jobs_dir: Some(dir.path().join("jobs")), ..EngineConfig::default() };
+        let engine = Engine::new(Arc::new(driver.clone()), journal, clock.clone(), limits);
         let state = AppState::new(config, engine, store, clock);
         reconcile::recover(&state).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ending = Ending::default();
+        state.closes_with(&ending.stop);
         let grace = state.config.shutdown_grace;
         let task = tokio::spawn(serve(listener, router(state.clone()), 1000, grace, ending.clone()));
         Self { address, admin, state, driver, ending, dir, task }
@@ -179,6 +181,13 @@ impl Service {
         self.send(self.request(Method::DELETE, path).body(Bytes::new()).unwrap()).await
     }
 
+    /// A job of `machine`; see the scripted guest for what it can be.
+    pub async fn job(&self, machine: &Machine, body: Value) -> Value {
+        let reply = self.post(&machine.path("/jobs"), body).await;
+        assert_eq!(reply.status, StatusCode::CREATED, "{:?}", reply.body);
+        reply.json()
+    }
+
     /// A running machine.
     pub async fn machine(&self) -> Machine {
         let reply = self.post("/v1/machines", json!({"catalogId": "python"})).await;
@@ -190,12 +199,15 @@ impl Service {
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub id: String,
+    /// A code context in it, where a test made one.
+    pub context: String,
     pub created_at: String,
 }
 
 impl Machine {
     pub fn of(v: &Value) -> Self {
-        Self { id: v["id"].as_str().unwrap().into(), created_at: v["createdAt"].as_str().unwrap().into() }
+        let context = "ctx-none".into();
+        Self { id: v["id"].as_str().unwrap().into(), context, created_at: v["createdAt"].as_str().unwrap().into() }
     }
 
     /// A path below this machine, with its generation.
@@ -208,9 +220,14 @@ pub async fn send(address: SocketAddr, request: Request<Bytes>) -> Reply {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     let driving = tokio::spawn(connection);
+    // A watch has no end: its first frame will do.
+    let endless = request.uri().path().ends_with("/files/watch");
     let response = sender.send_request(request.map(Full::new)).await.unwrap();
-    let (parts, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
+    let (parts, mut body) = response.into_parts();
+    let body = match endless && parts.status.is_success() {
+        true => body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        false => body.collect().await.unwrap().to_bytes(),
+    };
     driving.abort();
     Reply { status: parts.status, headers: parts.headers, body }
 }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .models import Fields
+from .models import Fields, Omitted, omitted, told_error
 
 __all__ = ["CodeError", "CodeEvent", "CodeOutput", "CodeResult", "ContextInfo"]
 
@@ -111,7 +111,7 @@ class CodeError:
     value: str
     """Its text."""
     traceback: tuple[str, ...]
-    """Lines to show; they may hold terminal colours."""
+    """Lines to show."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value}" if self.value else self.name
@@ -132,6 +132,9 @@ class CodeResult:
     truncated: bool
     """Some output is missing: it went over a limit."""
     duration_ms: int
+    stdout_omitted: Omitted | None = None
+    """What is missing in ``stdout``, in bytes of UTF-8; the text is the head and the tail around it."""
+    stderr_omitted: Omitted | None = None
 
     @property
     def ok(self) -> bool:
@@ -158,12 +161,14 @@ class CodeResult:
 class CodeEvent:
     """Something a run of code did.
 
-    ``type`` is ``stdout`` or ``stderr`` (then ``text`` is set), ``result`` or ``display`` (``output``), ``error``
-    (``error``), or ``done``, the last one (``status``).
+    ``type`` is ``stdout`` or ``stderr`` (then ``text`` is set), ``gap`` (text of ``stream`` was left out: ``omitted``),
+    ``result`` or ``display`` (``output``), ``error`` (``error``), or ``done``, the last one (``status``).
     """
 
     type: str
     text: str = ""
+    stream: str | None = None
+    omitted: Omitted | None = None
     output: CodeOutput | None = None
     error: CodeError | None = None
     status: str | None = None
@@ -194,17 +199,23 @@ def parse_code_result(data: Any) -> CodeResult:
         execution_count=f.number_or_none("executionCount"),
         truncated=f.flag_or("truncated", False),
         duration_ms=f.number("durationMs"),
+        stdout_omitted=omitted(f, "stdoutOmitted"),
+        stderr_omitted=omitted(f, "stderrOmitted"),
     )
 
 
 def parse_code_event(kind: str, f: Fields) -> CodeEvent | None:
-    """An event of a run; ``None`` for a kind this version does not know."""
+    """An event of a run; ``None`` for a kind this version does not know. One that says it failed is raised."""
     if kind in ("stdout", "stderr"):
         return CodeEvent(kind, text=f.text("text"))
     if kind in ("result", "display"):
         return CodeEvent(kind, output=CodeOutput(kind, f.plain("data")))
     if kind == "error":
         return CodeEvent(kind, error=parse_error(f))
+    if kind == "gap":
+        return CodeEvent(kind, stream=f.text("stream"), omitted=Omitted(f.number("offset"), f.number("length")))
+    if kind == "failed":
+        raise told_error(f)
     if kind == "done":
         return CodeEvent(kind, status=f.text("status"))
     return None

@@ -27,8 +27,13 @@ __all__ = [
     "GuestFileNotFoundError",
     "GuestUnavailableError",
     "IdempotencyConflictError",
+    "InputClosedError",
+    "InputFullError",
+    "InputLimitError",
     "InvalidRequestError",
     "InvalidResponseError",
+    "JobInputError",
+    "JobStateError",
     "JobStillRunningError",
     "MachineNotRunningError",
     "MainbrellaError",
@@ -204,6 +209,26 @@ class PayloadTooLargeError(MainbrellaError):
     """More was sent than the limit allows."""
 
 
+class JobInputError(MainbrellaError):
+    """The input of a job did not take a write, nor any part of it."""
+
+
+class InputClosedError(JobInputError, ConflictError):
+    """The job has no input, its end was sent, or the job has closed it."""
+
+
+class InputFullError(JobInputError, ConflictError):
+    """Too much input waits for the job to read it; write again when it has read more."""
+
+
+class InputLimitError(JobInputError, PayloadTooLargeError):
+    """The job was given as much input as one may be; larger input goes into the machine as a file."""
+
+
+class JobStateError(ConflictError):
+    """The job has ended, or has not ended, and so cannot do this."""
+
+
 class RateLimitedError(MainbrellaError):
     """Too many requests; wait ``retry_after`` seconds."""
 
@@ -286,6 +311,11 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "file_exists": GuestFileExistsError,
     "guest_disk_full": FileOperationError,
     "command_not_started": CommandNotStartedError,
+    "stdin_closed": InputClosedError,
+    "stdin_full": InputFullError,
+    "stdin_limit": InputLimitError,
+    "job_running": JobStateError,
+    "job_ended": JobStateError,
     "context_dead": ContextDeadError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
@@ -310,7 +340,7 @@ _STATUSES: dict[int, type[MainbrellaError]] = {
 }
 
 # Codes after which nothing was done, and codes after which only the service knows.
-_SAFE = frozenset({"rate_limited", "overloaded", "shutting_down", "in_progress"})
+_SAFE = frozenset({"rate_limited", "overloaded", "shutting_down", "in_progress", "stdin_full"})
 _UNKNOWN_OUTCOME = frozenset({"internal", "deadline_exceeded", "guest_unavailable"})
 
 

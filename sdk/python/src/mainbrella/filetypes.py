@@ -65,6 +65,8 @@ class UploadedTree:
 
     entries: int
     bytes: int
+    skipped: int = 0
+    """Entries that were left out: devices and pipes."""
 
 
 @dataclass(frozen=True)

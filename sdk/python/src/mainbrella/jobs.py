@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from .models import Fields, malformed
+from .models import Fields, Omitted, decode_around_gap, malformed
 
 __all__ = [
     "ExecutionsPage",
@@ -21,6 +21,7 @@ __all__ = [
     "JobStarted",
     "ProcessInfo",
     "ProcessList",
+    "RecordedOutput",
     "TerminalSize",
 ]
 
@@ -55,10 +56,13 @@ class JobExit:
 
     @property
     def exit_code(self) -> int:
-        """The exit code; 128 + signal when a signal ended it by itself; -1 for every other end."""
-        if self.cause == "exited" and self.code is not None:
-            return self.code
-        return 128 + self.signal if self.cause == "signalled" and self.signal is not None else -1
+        """The exit code; 128 + signal when a signal ended it; -1 when it timed out or went with its machine."""
+        if self.cause in ("exited", "signalled", "cancelled"):
+            if self.code is not None:
+                return self.code
+            if self.signal is not None:
+                return 128 + self.signal
+        return -1
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class JobInfo:
     """Bytes produced in all."""
     stderr_bytes: int
     stdin_accepted_bytes: int
+    stdout_omitted_bytes: int = 0
+    """Of ``stdout_bytes``, those that are not kept: the log keeps the head and the tail up to its limit."""
+    stderr_omitted_bytes: int = 0
 
     @property
     def ended(self) -> bool:
@@ -97,6 +104,31 @@ class JobInfo:
         if self.ended_at is None:
             return 0
         return max(0, round((_instant(self.ended_at) - _instant(self.started_at)) * 1000))
+
+
+@dataclass(frozen=True)
+class RecordedOutput:
+    """A part of a stream of a job, as far as it is kept."""
+
+    data: bytes
+    """The bytes that are kept."""
+    offset: int
+    """Where in the stream the part begins."""
+    total_bytes: int
+    """Bytes the stream has so far."""
+    omitted: Omitted | None
+    """What is missing within the part: ``length`` bytes from ``offset`` of the stream on."""
+
+    @property
+    def text(self) -> str:
+        """As text: UTF-8, U+FFFD for what is not; no character is cut at what is missing."""
+        gap = self.omitted
+        return decode_around_gap(self.data, None if gap is None else Omitted(gap.offset - self.offset, gap.length))
+
+    def around_gap(self) -> tuple[bytes, bytes]:
+        """The bytes before and after what is missing."""
+        at = len(self.data) if self.omitted is None else max(0, self.omitted.offset - self.offset)
+        return self.data[:at], self.data[at:]
 
 
 @dataclass(frozen=True)
@@ -190,7 +222,7 @@ class JobExited:
 
     @property
     def exit_code(self) -> int:
-        """The exit code; 128 + signal when a signal ended it by itself; -1 for every other end."""
+        """The exit code; 128 + signal when a signal ended it; -1 when it timed out or went with its machine."""
         return self.exit.exit_code
 
 
@@ -201,6 +233,8 @@ JobEvent = JobStarted | JobOutput | JobGap | JobExited
 @dataclass
 class _Reading:
     at: int
+    leave_out: int
+    """Bytes that may still belong to a character whose beginning is not known."""
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
@@ -217,14 +251,16 @@ class Texts:
     def decode(self, stream: str, offset: int, data: bytes) -> str:
         """The text that became readable with ``data``, which lies at ``offset`` of ``stream``."""
         reading = self._streams.get(stream)
-        known = reading is not None and reading.at == offset
-        if reading is None or not known:
-            reading = self._streams[stream] = _Reading(offset)
+        if reading is None or reading.at != offset:
+            reading = self._streams[stream] = _Reading(offset, 3 if offset > 0 else 0)
         reading.at = offset + len(data)
         begin = 0
-        if not known and offset > 0:
-            while begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
-                begin += 1
+        while reading.leave_out and begin < len(data):
+            if data[begin] & 0xC0 != 0x80:
+                reading.leave_out = 0
+                break
+            reading.leave_out -= 1
+            begin += 1
         return reading.decoder.decode(data[begin:], False)
 
 
@@ -258,7 +294,19 @@ def parse_job(data: Any) -> JobInfo:
         stdout_bytes=f.number("stdoutBytes"),
         stderr_bytes=f.number("stderrBytes"),
         stdin_accepted_bytes=f.number_or_none("stdinAcceptedBytes") or 0,
+        stdout_omitted_bytes=f.number_or_none("stdoutOmittedBytes") or 0,
+        stderr_omitted_bytes=f.number_or_none("stderrOmittedBytes") or 0,
     )
+
+
+def parse_gap(text: str | None) -> Omitted | None:
+    """``OFFSET+LENGTH`` of a header."""
+    if text is None:
+        return None
+    offset, plus, length = text.partition("+")
+    if not (plus and offset.isascii() and offset.isdigit() and length.isascii() and length.isdigit()):
+        raise malformed("X-Mainbrella-Omitted")
+    return Omitted(int(offset), int(length))
 
 
 def parse_input(data: Any) -> InputStatus:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from .errors import InvalidResponseError
+from .errors import InvalidResponseError, MainbrellaError, api_error
 
 __all__ = ["CommandResult", "EndReason", "MachineInfo", "MachineLimits", "Omitted", "StopResult"]
 
@@ -110,7 +110,7 @@ class CommandResult:
     still_running: bool = False
     """The wait ended before the command did; the output is what had come by then, and the command goes on."""
     job_id: str | None = None
-    """The job it ran as, where the service has kept it: ``sandbox.commands.attach(job_id)``."""
+    """The job it ran as."""
 
     @property
     def ok(self) -> bool:
@@ -191,6 +191,10 @@ class Fields:
         """Whatever is there; ``None`` when there is nothing."""
         return self._data.get(name)
 
+    def all(self) -> dict[str, Any]:
+        """The object as it is."""
+        return dict(self._data)
+
     def plain(self, name: str) -> dict[str, Any]:
         """An object as it is; an empty one when there is none."""
         value = self._data.get(name)
@@ -211,6 +215,14 @@ def malformed(where: str) -> InvalidResponseError:
         hint="Check that the SDK and the service have matching versions.",
         ambiguous=True,
     )
+
+
+def told_error(f: Fields) -> MainbrellaError:
+    """The error that a stream of events tells of in its last event."""
+    body = {name: f.raw(name) for name in ("code", "message", "hint", "requestId")}
+    error = api_error(500, body, request_id=None, retry_after=None, idempotency_key=None)
+    error.status = None
+    return error
 
 
 def parse_machine(data: Any) -> MachineInfo:
@@ -250,7 +262,7 @@ def parse_command(data: Any) -> dict[str, Any]:
     """The reply to a blocking run, as the arguments of a ``CommandResult``."""
     f = Fields(data, "result")
     out, err = f.data("stdoutBase64"), f.data("stderrBase64")
-    out_gap, err_gap = _omitted(f, "stdoutOmitted"), _omitted(f, "stderrOmitted")
+    out_gap, err_gap = omitted(f, "stdoutOmitted"), omitted(f, "stderrOmitted")
     still_running = f.flag_or("stillRunning", False)
     signal, timed_out = f.number_or_none("signal"), f.flag("timedOut")
     code = f.number_or_none("exitCode") if still_running else f.number("exitCode")
@@ -274,7 +286,8 @@ def parse_command(data: Any) -> dict[str, Any]:
     }
 
 
-def _omitted(f: Fields, name: str) -> Omitted | None:
+def omitted(f: Fields, name: str) -> Omitted | None:
+    """A missing part of a stream; ``None`` when nothing is missing."""
     gap = f.object_or_none(name)
     return None if gap is None else Omitted(gap.number("offset"), gap.number("length"))
 

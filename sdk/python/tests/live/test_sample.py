@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mainbrella import (
+    AsyncMainbrella,
     ConflictError,
     GenerationMismatchError,
     GuestFileExistsError,
@@ -117,6 +119,21 @@ class Live(unittest.TestCase):
             target = io.BytesIO()
             self.assertEqual(sandbox.files.read_to("/tmp/big", target), 64 * 1024 * 1024)
             self.assertEqual(hashlib.sha256(target.getbuffer()).digest(), digest.digest())
+
+    def test_the_asynchronous_client_has_the_same_session(self) -> None:
+        async def session() -> None:
+            async with AsyncMainbrella(os.environ["MAINBRELLA_API_KEY"]) as client:
+                async with await client.create(ttl_seconds=600) as sandbox:
+                    runs = await asyncio.gather(*(sandbox.commands.run(f"echo {n}; exit {n}") for n in range(8)))
+                    self.assertEqual([(r.exit_code, r.stdout) for r in runs], [(n, f"{n}\n") for n in range(8)])
+                    data = os.urandom(1_000_003)
+                    await sandbox.files.write("/tmp/é", data)
+                    self.assertEqual(await sandbox.files.read("/tmp/é"), data)
+                    with self.assertRaises(GuestFileNotFoundError):
+                        await sandbox.files.read("/tmp/none")
+                self.assertEqual((await client.get(sandbox.id, sandbox.created_at)).state, "stopped")
+
+        asyncio.run(session())
 
     def test_one_key_one_machine(self) -> None:
         key, slot = str(uuid.uuid4()), f"t-{uuid.uuid4().hex[:8]}"

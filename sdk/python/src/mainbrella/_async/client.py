@@ -70,6 +70,11 @@ class AsyncMainbrella:
         """What the service on this host can really do, e.g. ``["networking"]["internetControl"]``."""
         return await self._transport.call("GET", "/v1/capabilities")
 
+    async def templates(self) -> list[dict[str, Any]]:
+        """The templates of this host, as the service describes them; ``["name"]`` is what ``create`` takes."""
+        data = await self._transport.call("GET", "/v1/templates")
+        return [Fields(entry, "template").all() for entry in Fields(data, "list").objects("templates")]
+
     async def create(
         self,
         catalog_id: str = "python",
@@ -144,8 +149,9 @@ class AsyncMainbrella:
         sandbox = await self.get(id, created_at)
         if sandbox.state != "running":
             reason = sandbox.info.reason
+            why = f": {reason.message.rstrip('.')}" if reason else ""
             raise MachineNotRunningError(
-                f"Machine {id} is {sandbox.state}{f': {reason.message}' if reason else ''}.",
+                f"Machine {id} is {sandbox.state}{why}.",
                 code="machine_not_running",
                 hint="Create another one if it has ended.",
             )

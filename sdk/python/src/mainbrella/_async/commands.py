@@ -61,8 +61,8 @@ class AsyncCommands:
             CallerStoppedWaitingError: no answer came in ``timeout_ms`` (or ``wait_ms``) plus the client's ``timeout``.
                 The command may still be running; this is not the command's own time-out.
         """
-        if wait_ms is not None and wait_ms < 0:
-            raise ConfigurationError("wait_ms must not be negative.")
+        if wait_ms is not None and wait_ms <= 0:
+            raise ConfigurationError("wait_ms must be a positive number of milliseconds.")
         data = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
         body = {
             **_command(command, timeout_ms, cwd, env),
@@ -78,10 +78,10 @@ class AsyncCommands:
         try:
             reply = await self._sandbox.api.post("/commands/run", body, extra_wait=wait / 1000, limit=_ANSWER_MAX)
         except CallerStoppedWaitingError as error:
-            error.hint = "The command may still be running in the machine; inspect before running it again."
+            error.hint = "The command may still be running: look for it in commands.list() before running it again."
             raise
         fields = parse_command(reply)
-        id = fields["job_id"]
+        id = fields["job_id"] if fields["still_running"] else None
         return AsyncRunResult(**fields, job=None if id is None else AsyncJob(self._sandbox, id))
 
     async def start(

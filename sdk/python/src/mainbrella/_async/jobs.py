@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from .._paths import number_in
 from ..errors import (
     ConfigurationError,
     InvalidResponseError,
@@ -21,15 +22,17 @@ from ..jobs import (
     JobExited,
     JobInfo,
     JobOutput,
+    RecordedOutput,
     StreamName,
     Texts,
     parse_event,
+    parse_gap,
     parse_input,
     parse_job,
 )
 from ..models import CommandResult, Fields, Omitted, decode_around_gap
 from . import net
-from .sse import AsyncSseSource, backoff, event_fields, open_sse, pause_after
+from .sse import AsyncSseSource, StreamEndedError, backoff, event_fields, open_sse, pause_after
 
 if TYPE_CHECKING:
     from .sandbox import AsyncSandbox
@@ -46,7 +49,7 @@ class AsyncRunResult(CommandResult):
     """How a command ended, and the job it ran as."""
 
     job: AsyncJob | None = field(default=None, repr=False, compare=False)
-    """To wait for or follow it, when it is ``still_running``."""
+    """To wait for or follow it, when it is ``still_running``. A command whose end was returned is not kept as a job."""
 
 
 class AsyncJobInput:
@@ -189,8 +192,10 @@ class AsyncJob:
         """Removes a finished job and its log from the service."""
         await self.sandbox.api.post(self.path, method="DELETE")
 
-    async def output(self, stream: StreamName = "stdout", *, offset: int = 0, length: int | None = None) -> bytes:
-        """The recorded bytes of a stream from ``offset`` on, at most ``length``. For a running job: those so far."""
+    async def output(
+        self, stream: StreamName = "stdout", *, offset: int = 0, length: int | None = None
+    ) -> RecordedOutput:
+        """What is recorded of a stream from ``offset`` on, ``length`` bytes of it; of a running job, so far."""
         query = {"stream": stream, "offset": str(offset)}
         if length is not None:
             query["length"] = str(length)
@@ -201,7 +206,9 @@ class AsyncJob:
                 pieces.append(piece)
         finally:
             exchange.close()
-        return b"".join(pieces)
+        size = number_in(exchange.headers.get("x-mainbrella-size"), 10)
+        data, gap = b"".join(pieces), parse_gap(exchange.headers.get("x-mainbrella-omitted"))
+        return RecordedOutput(data, offset, max(size or 0, offset + len(data)), gap)
 
     def events(self, *, cursor: int | None = None, reconnect_seconds: float = _RECONNECT_SECONDS) -> AsyncEventStream:
         """Everything the job has said and says, each event once and in order, up to its exit.
@@ -228,11 +235,15 @@ class AsyncJob:
 
     async def _output(self, stream: StreamName, total: int, limit: int) -> tuple[bytes, Omitted | None]:
         """Head and tail of a finished stream within ``limit`` bytes, and what lies between them."""
+        if total == 0:
+            return b"", None
         if total <= limit:
-            head, tail = await self.output(stream, length=total) if total else b"", b""
+            head, tail = (await self.output(stream, length=total)).around_gap()
         else:
-            head = await self.output(stream, length=limit - limit // 2)
-            tail = await self.output(stream, offset=total - limit // 2, length=limit // 2)
+            head, _ = (await self.output(stream, length=limit - limit // 2)).around_gap()
+            last = await self.output(stream, offset=total - limit // 2, length=limit // 2)
+            first, rest = last.around_gap()
+            tail = rest if last.omitted is not None else first
         missing = total - len(head) - len(tail)
         return head + tail, Omitted(len(head), missing) if missing > 0 else None
 
@@ -252,8 +263,9 @@ class AsyncEventStream:
         self._source: AsyncSseSource | None = None
         self._waiting: deque[Fields] = deque()
         self._expected: dict[str, int] = {}
-        self._backoff = backoff(reconnect_seconds)
+        self._tries = backoff(reconnect_seconds)
         self._over = False
+        self._begun_at = -1
 
     def __aiter__(self) -> AsyncEventStream:
         return self
@@ -264,13 +276,14 @@ class AsyncEventStream:
                 while self._waiting:
                     event = self._next(self._waiting.popleft())
                     if event is not None:
+                        self._tries.progress()
                         return event
                 await self._more()
             except MainbrellaError as error:
                 self._drop()
-                if self._over:
+                if self._over or (isinstance(error, StreamEndedError) and await self._nothing_left()):
                     break
-                await net.sleep(pause_after(error, self._backoff))
+                await net.sleep(pause_after(error, self._tries))
         self._drop()
         raise StopAsyncIteration
 
@@ -293,15 +306,27 @@ class AsyncEventStream:
         if source is not None:
             source.close()
 
+    async def _nothing_left(self) -> bool:
+        """Whether a stream ended because its last event was given out before it began."""
+        if self.cursor != self._begun_at:
+            return False
+        try:
+            info = await self.job.get()
+        except MainbrellaError:
+            return False
+        return info.ended and self.cursor >= info.last_cursor
+
     async def _more(self) -> None:
         """Receives something, or raises. The end of a stream without an exit is for the next connection."""
         if self._source is None:
             query = {"cursor": str(self.cursor)}
+            self._begun_at = self.cursor
             self._source = await open_sse(self.job.sandbox.api, "GET", self.job.path + "/events", query=query)
             if self._over:
                 return
         received = await self._source.receive()
-        self._backoff.progress()
+        if not received and self._source.lasting:
+            self._tries.progress()
         self._waiting.extend(event_fields(event.data) for event in received)
 
     def _next(self, fields: Fields) -> JobEvent | None:

@@ -219,8 +219,9 @@ class Files:
         reply = Fields(self._sandbox.api.post("/files/remove", body), "removed")
         removed, left = reply.number("removed"), reply.number_or_none("remainingCount") or 0
         if left > 0:
+            reason = reply.text_or_none("reason")
             error = PartlyRemovedError(
-                f"{removed} entries of {path!r} were removed, {left} are left.",
+                f"{removed} entries of {path!r} were removed, {left} are left{f': {reason}' if reason else ''}.",
                 hint="Look at error.remaining, and inspect before trying again.",
             )
             error.removed, error.remaining, error.remaining_count = removed, tuple(reply.texts("remaining")), left
@@ -276,7 +277,7 @@ class Files:
             "PUT", "/files/tree", query={"path": check_mutable(path)}, body=body, content_type="application/x-tar"
         )
         reply = Fields(self._sandbox.api.json(exchange), "unpacked")
-        return UploadedTree(reply.number("entries"), reply.number("bytes"))
+        return UploadedTree(reply.number("entries"), reply.number("bytes"), reply.number_or_none("skipped") or 0)
 
     def signed_url(
         self, path: str, *, method: str = "GET", expires_in_seconds: int = 900, max_bytes: int | None = None

@@ -78,13 +78,15 @@ class Sandbox:
     ) -> Sandbox:
         """The short form: a client of its own, from ``MAINBRELLA_API_KEY`` and ``MAINBRELLA_API_URL``, and a machine.
 
-        The arguments are those of ``client.create``; ``template`` is its ``catalog_id``. Use it in a ``with`` block,
-        or call ``kill()`` at the end.
+        The arguments are those of ``client.create``; ``template`` is its ``catalog_id``, and ``agent`` means ``python``
+        on a host without a template of that name. Use it in a ``with`` block, or call ``kill()`` at the end.
         """
         from .client import Mainbrella
 
         client = Mainbrella(api_key, base_url=base_url)
         try:
+            if template == "agent" and all(known.get("name") != "agent" for known in client.templates()):
+                template = "python"
             sandbox = client.create(
                 template,
                 size=size,

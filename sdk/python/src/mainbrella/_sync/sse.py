@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 from .._clock import Backoff
@@ -14,12 +15,17 @@ from ..models import Fields
 from .api import MachineApi
 from .transport import Exchange
 
-__all__ = ["SseSource", "backoff", "event_fields", "open_sse", "pause_after"]
+__all__ = ["SseSource", "StreamEndedError", "backoff", "event_fields", "open_sse", "pause_after"]
 
 _PAUSE_FIRST = 0.01
 _PAUSE_LONGEST = 2.0
 # The service sends a sign of life every 10 seconds.
 _SILENCE_SECONDS = 35.0
+_LASTING_SECONDS = 5.0
+
+
+class StreamEndedError(InvalidResponseError):
+    """The service ended a stream of events properly."""
 
 
 class SseSource:
@@ -28,6 +34,12 @@ class SseSource:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._parser = SseParser()
+        self._since = time.monotonic()
+
+    @property
+    def lasting(self) -> bool:
+        """It has been open for some seconds: a sign of life on it means more than that it could be opened."""
+        return time.monotonic() - self._since > _LASTING_SECONDS
 
     def receive(self) -> list[Sse]:
         """The events that became complete with what came next; none for a mere sign of life. Its end is an error."""
@@ -35,7 +47,7 @@ class SseSource:
         while self._parser.heard == heard:
             piece = self._exchange.read()
             if not piece:
-                raise InvalidResponseError("The stream of events ended early.", request_id=self._exchange.request_id)
+                raise StreamEndedError("The stream of events ended early.", request_id=self._exchange.request_id)
             try:
                 received = self._parser.feed(piece)
             except SseTooLongError as error:

@@ -61,13 +61,13 @@ class Exchange:
         clock: Clock,
         request_id: str,
         *,
-        whole_request_sent: bool,
+        reusable: bool,
     ) -> None:
         self._pool = pool
         self._connection: net.Connection | None = connection
         self._answer = answer
         self._clock = clock
-        self._whole = whole_request_sent
+        self._reusable = reusable
         self.request_id = answer.headers.get("x-request-id") or request_id
         self.status = answer.status
         self.headers: Mapping[str, str] = answer.headers
@@ -122,7 +122,7 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._whole and self._answer.reusable:
+        if self._reusable and self._answer.reusable:
             self._pool.give_back(connection)
         else:
             connection.close()
@@ -242,7 +242,9 @@ class Transport:
         except BaseException:
             connection.abort()
             raise
-        exchange = Exchange(self, connection, answer, clock, request_id, whole_request_sent=whole)
+        # A service that refuses need not have read the body, and then ends the connection at some moment.
+        read = whole and (answer.status < 400 or not body)
+        exchange = Exchange(self, connection, answer, clock, request_id, reusable=read)
         if 200 <= exchange.status < 300:
             return exchange
         data: bytes | None = None

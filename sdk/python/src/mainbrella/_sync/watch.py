@@ -10,6 +10,7 @@ from types import TracebackType
 from .._sse import Sse
 from ..errors import MainbrellaError
 from ..filetypes import FileWatchEvent, parse_watch
+from ..models import told_error
 from . import net
 from .api import MachineApi
 from .sse import SseSource, backoff, event_fields, open_sse, pause_after
@@ -17,52 +18,62 @@ from .sse import SseSource, backoff, event_fields, open_sse, pause_after
 __all__ = ["FileWatch"]
 
 _RECONNECT_SECONDS = 120.0
+_KINDS = frozenset({"created", "modified", "removed", "renamed", "attributes", "overflow"})
 
 
 class FileWatch:
     """The changes of a tree. Iterate over it; ``close()`` it, use it in a ``with`` block, or let go of it.
 
-    It ends by itself when the machine ends or the watched path is gone. A lost connection is made again; since what
-    happened meanwhile is not known, an event of type ``overflow`` then says so.
+    It ends by itself when the watched directory is gone, and raises when its machine ends. A lost connection is made
+    again; since what happened meanwhile is not known, an event of type ``overflow`` then says so.
     """
 
     def __init__(self, api: MachineApi, path: str, recursive: bool) -> None:
         self._api = api
         self._query = {"path": path, "recursive": "true" if recursive else "false"}
         self._source: SseSource | None = None
-        self._waiting: deque[FileWatchEvent] = deque()
+        self._waiting: deque[Sse | FileWatchEvent] = deque()
         self._tries = backoff(_RECONNECT_SECONDS)
         self._begun = False
         self._over = False
 
     def start(self) -> None:
         """Begins to watch: when this returns, every later change will be told. Raises when the path is not there."""
-        while self._source is None and not self._over:
+        if self._source is not None or self._over:
+            return
+        try:
             self._source = open_sse(self._api, "GET", "/files/watch", query=self._query)
-            ready = False
-            while not ready and not self._over:
-                for event in self._source.receive():
-                    ready = self._take(event) or ready
+            received = self._source.receive()
+            while not received:
+                received = self._source.receive()
+            if _kind(received[0]) == "ready":
+                del received[0]
+            elif _kind(received[0]) == "error":
+                raise told_error(event_fields(received[0].data))
             if self._begun:
                 self._waiting.append(FileWatchEvent("overflow", self._query["path"]))
             self._begun = True
+            self._waiting.extend(received)
+        except BaseException:
+            self._drop()
+            raise
 
     def __iter__(self) -> FileWatch:
         return self
 
     def __next__(self) -> FileWatchEvent:
         while True:
-            if self._waiting:
-                return self._waiting.popleft()
-            if self._over:
-                self._drop()
-                raise StopIteration
             try:
+                while self._waiting:
+                    event = self._take(self._waiting.popleft())
+                    if event is not None:
+                        return event
+                if self._over:
+                    break
                 if self._source is None:
                     self.start()
                 else:
-                    for event in self._source.receive():
-                        self._take(event)
+                    self._waiting.extend(self._source.receive())
                     self._tries.progress()
             except MainbrellaError as error:
                 self._drop()
@@ -70,6 +81,8 @@ class FileWatch:
                     if not self._begun:
                         raise
                     net.sleep(pause_after(error, self._tries))
+        self._drop()
+        raise StopIteration
 
     def close(self) -> None:
         """Stops watching."""
@@ -78,11 +91,7 @@ class FileWatch:
         self._drop()
 
     def __enter__(self) -> FileWatch:
-        try:
-            self.start()
-        except BaseException:
-            self._drop()
-            raise
+        self.start()
         return self
 
     def __exit__(
@@ -95,12 +104,17 @@ class FileWatch:
         if source is not None:
             source.close()
 
-    def _take(self, event: Sse) -> bool:
-        """Keeps an event to give out. ``True``: it was the sign that watching has begun."""
-        fields = event_fields(event.data)
-        kind = fields.text_or_none("type") or event.event
+    def _take(self, event: Sse | FileWatchEvent) -> FileWatchEvent | None:
+        """An event to give out; ``None`` for the end, and for a kind this version does not know."""
+        if isinstance(event, FileWatchEvent):
+            return event
+        kind, fields = _kind(event), event_fields(event.data)
+        if kind == "error":
+            raise told_error(fields)
         if kind == "ended":
             self._over = True
-        elif kind != "ready":
-            self._waiting.append(parse_watch(kind, fields))
-        return kind == "ready"
+        return parse_watch(kind, fields) if kind in _KINDS else None
+
+
+def _kind(event: Sse) -> str:
+    return event_fields(event.data).text_or_none("type") or event.event

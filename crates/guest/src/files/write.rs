@@ -15,7 +15,7 @@ use mainbrella_guest_protocol::{fault, pb};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-use crate::files::{failed, failed_io, path_of};
+use super::{failed, failed_io, path_of};
 use crate::service::blocking;
 
 /// Links followed to a target before it counts as a circle.

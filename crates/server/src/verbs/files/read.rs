@@ -1,10 +1,7 @@
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use futures::StreamExt as _;
-use http::{HeaderValue, header};
-use mainbrella_api::headers::{FILE_MODE, FILE_MTIME, FILE_SIZE};
 
+use super::content::{range, reply};
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{Query, SlotPath};
@@ -32,31 +29,9 @@ pub(crate) async fn read_file(
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
     let path = query.take("path").ok_or_else(|| ApiError::invalid("path must be given."))?;
-    let offset = query.parsed::<u64>("offset", "a whole number of bytes")?.unwrap_or(0);
-    let length = query.parsed::<u64>("length", "a whole number of bytes")?;
+    let (offset, length) = range(&mut query)?;
     query.finish()?;
-    if i64::try_from(offset).is_err() {
-        return Err(ApiError::invalid("offset must be less than 2^63."));
-    }
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let reader = permit.while_valid(async { Ok(handle.read_file(path.as_bytes(), offset, length).await?) }).await?;
-    let stat = reader.stat;
-    let revoked = async move { permit.revoked().await };
-    let span = tracing::Span::current();
-    let chunks = reader.chunks.take_until(Box::pin(revoked)).map(move |chunk| {
-        chunk.map_err(|e| {
-            let internal = e.internal().unwrap_or_default();
-            tracing::warn!(parent: &span, code = e.code().as_str(), internal, "a file transfer broke off");
-            std::io::Error::other(e.message().to_owned())
-        })
-    });
-    let mut response = Response::new(Body::from_stream(chunks));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(FILE_SIZE, HeaderValue::from(stat.size));
-    headers.insert(FILE_MTIME, HeaderValue::from(stat.mtime_s));
-    if let Ok(mode) = HeaderValue::from_str(&format!("{:04o}", stat.mode & 0o7777)) {
-        headers.insert(FILE_MODE, mode);
-    }
-    Ok(response)
+    Ok(reply(reader, permit))
 }

@@ -1,67 +1,18 @@
 //! Reading files, in pieces, whatever their names are.
 
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use connectrpc::ConnectError;
 use futures::Stream;
-use mainbrella_guest_protocol::limits::{CHUNK_BYTES, PATH_MAX};
+use mainbrella_guest_protocol::limits::CHUNK_BYTES;
 use mainbrella_guest_protocol::{fault, pb};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::{failed, failed_io, path_of, wire};
 use crate::service::blocking;
-
-/// Checks a path from a request.
-pub(crate) fn path_of(bytes: &[u8]) -> Result<PathBuf, ConnectError> {
-    if bytes.first() != Some(&b'/') || bytes.len() > PATH_MAX || bytes.contains(&0) {
-        return Err(fault("path", 0, "path: absolute, at most 4095 bytes, no NUL"));
-    }
-    Ok(Path::new(std::ffi::OsStr::from_bytes(bytes)).to_owned())
-}
-
-/// An error for a failed system call.
-pub(crate) fn failed(stage: &'static str) -> impl Fn(Errno) -> ConnectError {
-    move |errno| fault(stage, errno.raw_os_error(), std::io::Error::from(errno).to_string())
-}
-
-pub(crate) fn failed_io(stage: &'static str) -> impl Fn(std::io::Error) -> ConnectError {
-    move |error| fault(stage, error.raw_os_error().unwrap_or(libc::EIO), error.to_string())
-}
-
-fn wire(stat: &rustix::fs::Stat, symlink_target: Vec<u8>) -> pb::FileStat {
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => pb::file_stat::Type::TYPE_FILE,
-        FileType::Directory => pb::file_stat::Type::TYPE_DIRECTORY,
-        FileType::Symlink => pb::file_stat::Type::TYPE_SYMLINK,
-        _ => pb::file_stat::Type::TYPE_OTHER,
-    };
-    pb::FileStat {
-        r#type: kind.into(),
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        mode: stat.st_mode & 0o7777,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        mtime_s: stat.st_mtime,
-        symlink_target,
-        ..Default::default()
-    }
-}
-
-/// What is at `path`.
-pub(crate) fn stat(path: &[u8], follow: bool) -> Result<pb::FileStat, ConnectError> {
-    let path = path_of(path)?;
-    let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-    let stat = rustix::fs::statat(rustix::fs::CWD, &path, flags).map_err(failed("stat"))?;
-    let target = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Symlink => rustix::fs::readlink(&path, Vec::new()).map_err(failed("stat"))?.into_bytes(),
-        _ => Vec::new(),
-    };
-    Ok(wire(&stat, target))
-}
 
 struct Reading {
     file: Arc<File>,

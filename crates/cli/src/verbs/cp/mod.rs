@@ -1,4 +1,6 @@
-//! `mainbrella cp`: one file, either way, streamed.
+//! `mainbrella cp`: a file or a tree, either way, streamed.
+
+mod tree;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
@@ -23,10 +25,11 @@ use crate::values::{MachineArg, Place, mode};
 
 const PIECE: usize = 256 * 1024;
 
-/// Copy one file into a machine or out of it
+/// Copy a file, or with -r a directory, into a machine or out of it
 ///
 /// One of FROM and TO is in a machine: ID:/path or ID@CREATED_AT:/path. `-` is standard input or output. When TO ends
-/// with `/`, or is a directory here, the file keeps its name. A local name with `:/` in it is written with `./` in front.
+/// with `/`, or is a directory here, the copy keeps its name. A local name with `:/` in it is written with `./` in front.
+/// With -r links are copied as links, and `-` is a tar archive.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What is copied
@@ -35,8 +38,11 @@ pub struct Args {
     /// Where it goes
     #[arg(value_name = "TO")]
     to: OsString,
+    /// A directory with everything in it
+    #[arg(long, short)]
+    recursive: bool,
     /// Permission bits of the copy, octal [default: those of the original]
-    #[arg(long, value_parser = mode, value_name = "BITS")]
+    #[arg(long, value_parser = mode, value_name = "BITS", conflicts_with = "recursive")]
     mode: Option<u32>,
     /// Fail when there is a file already
     #[arg(long, short)]
@@ -53,6 +59,12 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let copy = Copy { context, args: &args };
     let work = async {
         match (from, to) {
+            (Place::Remote(machine, path), to @ (Place::Local(_) | Place::Stdio)) if args.recursive => {
+                copy.download_tree(&machine, &path, to).await
+            }
+            (from @ (Place::Local(_) | Place::Stdio), Place::Remote(machine, path)) if args.recursive => {
+                copy.upload_tree(from, &machine, path).await
+            }
             (Place::Remote(machine, path), to @ (Place::Local(_) | Place::Stdio)) => {
                 copy.download(&machine, &path, to).await
             }
@@ -173,7 +185,7 @@ impl Copy<'_> {
         let target = if into {
             let name = remote.rsplit('/').next().filter(|n| !n.is_empty() && *n != "." && *n != "..");
             let name = name.ok_or_else(|| {
-                Failure::usage("the path in the machine has no file name").hint("cp copies single files.")
+                Failure::usage("the path in the machine has no file name").hint("With -r cp copies directories.")
             })?;
             local.join(name)
         } else {
@@ -229,8 +241,7 @@ async fn open_source(path: &Path) -> Result<(Source, u32), Failure> {
     let file = File::open(path).await.map_err(|e| Failure::io(&what, &e))?;
     let meta = file.metadata().await.map_err(|e| Failure::io(&what, &e))?;
     if meta.is_dir() {
-        return Err(Failure::usage(format!("{} is a directory", path.display()))
-            .hint("cp copies single files; send a tree with tar: tar -c DIR | mainbrella cp - ID:/tmp/tree.tar"));
+        return Err(Failure::usage(format!("{} is a directory", path.display())).hint("With -r cp copies directories."));
     }
     // Pipes and files of /proc do not know how long they are.
     let length = (meta.is_file() && meta.len() > 0).then_some(meta.len());

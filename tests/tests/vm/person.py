@@ -1,0 +1,86 @@
+"""Plays a person at a terminal: the shell verb under a pseudo-terminal, and what is typed and seen.
+
+Usage: person.py PROGRAM MACHINE
+"""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+program, machine = sys.argv[1:3]
+
+def size(fd, rows, cols):
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+def begin(*words):
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(program, [program, *words])
+    size(fd, 31, 97)
+    return pid, fd
+
+def see(fd, text, seconds=40):
+    seen, end = b"", time.time() + seconds
+    while text not in seen:
+        assert time.time() < end, (text, seen)
+        if select.select([fd], [], [], 0.2)[0]:
+            try:
+                data = os.read(fd, 65536)
+            except OSError:
+                data = b""
+            assert data, (text, seen)
+            seen += data
+    return seen
+
+def end(pid, fd):
+    try:
+        while os.read(fd, 65536):
+            pass
+    except OSError:
+        pass
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+pid, fd = begin("shell", machine, "--", "/bin/bash", "--norc", "-i")
+see(fd, b"# ")
+os.write(fd, b"PS1='re''ady> '\r")
+see(fd, b"ready> ")
+os.write(fd, b"stty size; tty\r")
+see(fd, b"/dev/pts/")
+size(fd, 44, 111)
+time.sleep(1)
+os.write(fd, b"stty size\r")
+see(fd, b"44 111")
+os.write(fd, b"sleep 300\r")
+time.sleep(1)
+os.write(fd, b"\x03")
+os.write(fd, b"echo code=$?\r")
+see(fd, b"code=130")
+see(fd, b"ready> ")
+os.write(fd, b"export KEPT=marker; echo s''et\r")
+see(fd, b"set\r\n")
+os.write(fd, b"\x1d")
+said = see(fd, b"comes back")
+assert b"--attach " in said and end(pid, fd) == 0
+
+listed = json.loads(subprocess.check_output([program, "--json", "jobs", machine]))
+job = listed["executions"][0]["id"]
+assert listed["executions"][0]["state"] == "running"
+pid, fd = begin("shell", machine, "--attach", job[:20])
+see(fd, b"ready> ")
+os.write(fd, b"echo $KEPT again\r")
+see(fd, b"marker again")
+os.write(fd, b"exit 7\r")
+assert end(pid, fd) == 7
+pid, fd = begin("shell", machine)
+see(fd, b"# ")
+os.write(fd, b"echo $TERM; exit 3\r")
+see(fd, b"xterm-test\r\n")
+assert end(pid, fd) == 3
+print("played")
