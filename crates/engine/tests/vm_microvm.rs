@@ -78,7 +78,7 @@ fn template() -> TemplateName {
 
 fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: mainbrella_types::EgressPolicy::Off }
+    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default() }
 }
 
 async fn client(machine: &dyn Instance) -> GuestClient {
@@ -149,7 +149,7 @@ async fn a_machine_lives_and_goes_without_a_trace() {
     assert!(usage.memory_bytes.is_none_or(|b| b > 1 << 20), "{usage:?}");
     driver.destroy(&o.key).await.expect("destroy");
     driver.destroy(&o.key).await.expect("again");
-    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Absent));
+    assert!(matches!(driver.adopt(&o.key, &o.egress).await.expect("adopt"), Adoption::Absent));
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
 }
@@ -214,7 +214,7 @@ async fn a_machine_is_adopted_with_its_work() {
     drop((guest, machine, driver));
 
     let driver = open(&c).await;
-    let Adoption::Running(machine) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not running") };
+    let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not running") };
     let guest = client(&*machine).await;
     assert_eq!(shell(&guest, "cat /root/f").await, "kept\n");
     // A second stream replaces the first.
@@ -239,7 +239,7 @@ async fn a_machine_is_adopted_with_its_work() {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL)
         .expect("kill");
     let driver = open(&c).await;
-    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
+    assert!(matches!(driver.adopt(&o.key, &o.egress).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
@@ -266,7 +266,7 @@ async fn the_end_of_a_guest_is_told_even_to_a_service_that_was_away() {
     drop((guest, machine, driver));
     tokio::time::sleep(Duration::from_secs(4)).await;
     let driver = open(&c).await;
-    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not dead") };
+    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not dead") };
     assert_eq!(why, "the guest's kernel panicked");
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
@@ -294,7 +294,7 @@ async fn half_made_and_damaged_remains_are_found_and_removed() {
     expected.sort_unstable();
     assert_eq!(found, expected);
     for key in expected {
-        assert!(matches!(driver.adopt(&key).await.expect("adopt"), Adoption::Dead(_)));
+        assert!(matches!(driver.adopt(&key, &Default::default()).await.expect("adopt"), Adoption::Dead(_)));
         driver.destroy(&key).await.expect("destroy");
     }
     assert!(gone(Path::new(&format!("/proc/{pid}"))), "found by its control group");
@@ -450,7 +450,8 @@ async fn a_machine_reaches_what_its_policy_says_also_after_a_restart() {
         |to: &str, host: &str| format!("curl -sS -m 10 -o - http://{to}/ -H 'Host: {host}' 2>/dev/null || echo none");
     let public = get(World::PUBLIC, "x");
     let launch = async |driver: &MicroVm, policy: &str| {
-        let o = LaunchOrder { egress: policy.parse().expect("a policy"), ..order() };
+        let egress = policy.parse::<mainbrella_types::EgressPolicy>().expect("a policy").into();
+        let o = LaunchOrder { egress, ..order() };
         let machine = driver.launch(&o).await.expect("launch");
         (o, machine)
     };
@@ -478,10 +479,10 @@ async fn a_machine_reaches_what_its_policy_says_also_after_a_restart() {
     // Another service finds them and enforces the same.
     let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
     for (o, expected) in [(&open_order, "world"), (&off_order, "none\n"), (&list_order, "world")] {
-        let Adoption::Running(machine) = driver.adopt(&o.key).await.expect("adopt") else { panic!("it runs") };
+        let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("it runs") };
         let client = client(&*machine).await;
-        assert_eq!(shell(&client, &public).await, expected, "{}", o.egress);
-        assert_eq!(shell(&client, &get(World::PRIVATE, "x")).await, "none\n", "{}", o.egress);
+        assert_eq!(shell(&client, &public).await, expected, "{}", o.egress.policy);
+        assert_eq!(shell(&client, &get(World::PRIVATE, "x")).await, "none\n", "{}", o.egress.policy);
     }
     for o in [&open_order, &off_order, &list_order] {
         driver.destroy(&o.key).await.expect("destroy");

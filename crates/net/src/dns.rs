@@ -8,9 +8,9 @@ use hickory_proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use mainbrella_types::egress::reserved;
-use mainbrella_types::{EgressPolicy, HostName};
+use mainbrella_types::{DenyRule, EgressPolicy, HostName};
 
-use crate::events::{EgressLog, Verdict};
+use crate::events::{Denied, EgressLog, Verdict};
 use crate::names::{Names, TTL_SECONDS};
 use crate::resolve::Outside;
 
@@ -59,7 +59,14 @@ pub async fn answer(
         EgressPolicy::AllowList(list) => {
             let Some(name) = name.filter(|n| list.may_resolve(n)) else {
                 let asked_for: String = query.name().to_ascii().chars().take(255).collect();
-                log.record(Verdict::Denied, Some(&asked_for), None, 53, "no rule of the allow-list matches the name");
+                log.record(Denied {
+                    verdict: Verdict::Denied,
+                    name: Some(&asked_for),
+                    address: None,
+                    port: 53,
+                    rule: DenyRule::NoRule,
+                    reason: "no rule of the allow-list matches the name",
+                });
                 return refuse(reply, ResponseCode::NXDomain);
             };
             if query.query_type() == RecordType::A {
@@ -179,7 +186,7 @@ mod tests {
             ask(&list(&["*.example.org"]), &Says(Vec::new()), &question("A.Example.org.", RecordType::A)).await;
         let [IpAddr::V4(a)] = addresses(&m)[..] else { panic!("one address") };
         assert_eq!(names.name(a), Some("a.example.org".parse().expect("a name")));
-        assert_eq!(log.after(0, 9).1, 0);
+        assert_eq!(log.after(0, 9).denied, 0);
         let (m, _, _) =
             ask(&list(&["*.example.org"]), &Says(Vec::new()), &question("a.example.org.", RecordType::AAAA)).await;
         assert_eq!((m.metadata.response_code, m.answers.len()), (ResponseCode::NoError, 0));
@@ -197,7 +204,7 @@ mod tests {
                 )
                 .await;
                 assert_eq!((m.metadata.response_code, m.answers.len()), (ResponseCode::NXDomain, 0), "{name}");
-                assert_eq!(log.after(0, 9).1, 1);
+                assert_eq!(log.after(0, 9).denied, 1);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainbrella_types::egress::{GATEWAY_ADDRESS, Target};
-use mainbrella_types::{Decision, EgressPolicy, HostName};
+use mainbrella_types::{Decision, DenyRule, EgressPolicy, HostName};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::{NetError, io_error};
-use crate::events::{EgressLog, Verdict};
+use crate::events::{Denied, EgressLog, Verdict};
 use crate::names::{BLOCK, Names};
 use crate::namespace::Namespace;
 use crate::resolve::{Outside, Unreached, connect, inward, reach};
@@ -219,17 +219,12 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
             match hello(inside, first).await {
                 Sniffed::Tls(said) | Sniffed::Http(said) if said == name => {}
                 Sniffed::Tls(said) | Sniffed::Http(said) => {
-                    deny(
-                        shared,
-                        Some(&said),
-                        None,
-                        port,
-                        &format!("the address is that of {name}, the connection says {said}"),
-                    );
+                    let why = format!("the address is that of {name}, the connection says {said}");
+                    deny(shared, Some(&said), None, port, DenyRule::NameMismatch, &why);
                     return Way::Nowhere;
                 }
                 Sniffed::Nameless(why) => {
-                    deny(shared, Some(&name), None, port, why);
+                    deny(shared, Some(&name), None, port, DenyRule::NoName, why);
                     return Way::Nowhere;
                 }
                 Sniffed::More => return Way::Nowhere,
@@ -243,7 +238,8 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
             return Way::Address((address, port).into());
         }
         if let Some(kind) = inward(address.into()) {
-            deny(shared, None, Some(address.into()), port, &format!("{address} is {kind}: no machine may reach it"));
+            let why = format!("{address} is {kind}: no machine may reach it");
+            deny(shared, None, Some(address.into()), port, DenyRule::Reserved, &why);
             return Way::Nowhere;
         }
     }
@@ -269,7 +265,7 @@ async fn judge(inside: &mut TcpStream, first: &mut Vec<u8>, address: Ipv4Addr, p
                 return Way::Address((address, port).into());
             }
             if BLOCK.contains(&address) {
-                deny(shared, None, Some(address.into()), port, why);
+                deny(shared, None, Some(address.into()), port, DenyRule::NoName, why);
             }
             Way::Nowhere
         }
@@ -310,12 +306,21 @@ fn passes(
         Decision::WouldDeny(why) => (Verdict::WouldDeny, why),
         Decision::Denied(why) => (Verdict::Denied, why),
     };
-    shared.log.record(verdict, name.map(HostName::as_str), address, port, &why.to_string());
+    let (name, reason) = (name.map(HostName::as_str), &*why.to_string());
+    shared.log.record(Denied { verdict, name, address, port, rule: why.into(), reason });
     decision.lets_pass()
 }
 
-fn deny(shared: &Shared, name: Option<&HostName>, address: Option<IpAddr>, port: u16, why: &str) {
-    shared.log.record(Verdict::Denied, name.map(HostName::as_str), address, port, why);
+fn deny(
+    shared: &Shared,
+    name: Option<&HostName>,
+    address: Option<IpAddr>,
+    port: u16,
+    rule: DenyRule,
+    reason: &str,
+) {
+    let name = name.map(HostName::as_str);
+    shared.log.record(Denied { verdict: Verdict::Denied, name, address, port, rule, reason });
 }
 
 async fn reached(name: &HostName, port: u16, shared: &Shared) -> Option<TcpStream> {
@@ -323,7 +328,7 @@ async fn reached(name: &HostName, port: u16, shared: &Shared) -> Option<TcpStrea
         Ok(stream) => Some(stream),
         Err(Unreached::Reserved { address, kind, .. }) => {
             let why = format!("{name} resolves to {address}, which is {kind}: no machine may reach it");
-            deny(shared, Some(name), Some(address), port, &why);
+            deny(shared, Some(name), Some(address), port, DenyRule::Reserved, &why);
             None
         }
         Err(Unreached::Io(e)) => {

@@ -10,23 +10,30 @@
 //!   ones only ([`Uplink`]).
 //! - `allow-list`: no second link. The machine's name server ([`dns`]) gives every allowed name an address that means
 //!   only that name, and the gateway ([`gateway`]) takes every connection, checks it, resolves and connects itself.
+//!
+//! What is denied is told: the gateway and the name server say so themselves, the rules through the kernel ([`nflog`]),
+//! and all of it ends in the machine's [`EgressLog`].
 
 pub mod dns;
 mod error;
 mod events;
+mod explain;
 pub mod gateway;
 mod link;
 pub mod names;
 pub mod namespace;
+mod nflog;
 mod nft;
 pub mod resolve;
 pub mod rules;
 mod seat;
 pub mod sniff;
 pub mod tap;
+mod told;
 mod uplink;
 
 pub use error::NetError;
-pub use events::{EgressEvent, EgressLog, Verdict};
-pub use seat::{Seat, SeatOrder};
+pub use events::{Denied, EgressEvent, EgressLog, EgressPage, Verdict};
+pub use explain::{Explanation, Outcome, explain};
+pub use seat::{Seat, SeatOrder, SeatView};
 pub use uplink::{Uplink, UplinkConfig};

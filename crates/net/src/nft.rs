@@ -53,6 +53,9 @@ pub(crate) fn tables() -> Result<Vec<String>, NetError> {
         .stderr(Stdio::null())
         .output()
         .map_err(io_error("running nft (Debian package nftables)"))?;
+    if !out.status.success() {
+        return Err(NetError::Rules(String::from_utf8_lossy(&out.stderr).chars().take(SAID_MAX).collect()));
+    }
     let text = String::from_utf8_lossy(&out.stdout);
     Ok(text.lines().filter_map(|l| l.strip_prefix("table inet ")).map(|n| n.trim().to_owned()).collect())
 }

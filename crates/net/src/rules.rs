@@ -18,6 +18,11 @@ pub const PROXY_PORT: u16 = 3128;
 /// Group under which the kernel logs denied packets, in the namespace that denies them.
 pub const LOG_GROUP: u16 = 4242;
 
+/// What the kernel says of a packet that was for an address no machine may reach.
+pub const LOG_INWARD: &str = "inward";
+/// What the kernel says of a packet that has no way out.
+pub const LOG_NOWHERE: &str = "nowhere";
+
 /// First of the user ids whose processes may not use the seat they live in: VMMs run there.
 pub const JAILED_UIDS_FROM: u32 = 1_000_000_000;
 
@@ -34,7 +39,8 @@ fn mac(m: [u8; 6]) -> String {
 ///
 /// What the machine sends is dropped unless it carries the machine's own addresses. Towards the seat itself it reaches name
 /// server, gateway and proxy, and nothing else. A connection that does not lead out by way of [`OUT`] is turned to the
-/// gateway, which is there only under `allow-list`. The VMM, should the guest have taken it over, can send nothing.
+/// gateway, which is there only under `allow-list`. The VMM, should the guest have taken it over, can send nothing. What
+/// begins and has no way is told to whoever listens to [`LOG_GROUP`], a bounded number of times a second.
 #[must_use]
 pub fn seat() -> String {
     let (tap, guest_mac) = (tap::NAME, mac(tap::GUEST_MAC));
@@ -50,6 +56,16 @@ pub fn seat() -> String {
 }}
 table inet seat {{
   set reserved {{ type ipv4_addr; flags interval; auto-merge; elements = {{ {reserved} }} }}
+  chain told {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname != "{tap}" accept
+    ct state != new accept
+    ip daddr {GATEWAY_ADDRESS} udp dport 53 accept
+    ip daddr {GATEWAY_ADDRESS} tcp dport {{ 53, {PROXY_PORT} }} accept
+    ip daddr {GATEWAY_ADDRESS} icmp type echo-request accept
+    fib daddr oifname "{OUT}" accept
+    limit rate 50/second burst 50 packets log prefix "{LOG_NOWHERE}" group {LOG_GROUP}
+  }}
   chain turn {{
     type nat hook prerouting priority dstnat; policy accept;
     iifname "{tap}" ip daddr {GATEWAY_ADDRESS} tcp dport {{ 53, {PROXY_PORT} }} accept
@@ -72,7 +88,7 @@ table inet seat {{
   chain through {{
     type filter hook forward priority filter; policy drop;
     iifname "{OUT}" oifname "{tap}" ct state established,related accept
-    iifname "{tap}" ip daddr @reserved limit rate 50/second log prefix "reserved" group {LOG_GROUP}
+    iifname "{tap}" ip daddr @reserved limit rate 50/second burst 50 packets log prefix "{LOG_INWARD}" group {LOG_GROUP}
     iifname "{tap}" ip daddr @reserved reject with icmp type admin-prohibited
     iifname "{tap}" oifname "{OUT}" ip saddr {GUEST_ADDRESS} accept
   }}

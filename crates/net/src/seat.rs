@@ -3,14 +3,17 @@
 use std::fs;
 use std::sync::Arc;
 
-use mainbrella_types::EgressPolicy;
 use mainbrella_types::egress::{GATEWAY_ADDRESS, GUEST_PREFIX};
+use mainbrella_types::{EgressPolicy, Target};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::{NetError, io_error};
 use crate::events::EgressLog;
+use crate::explain::{Explanation, explain};
 use crate::gateway::Gateway;
 use crate::namespace::Namespace;
 use crate::resolve::Outside;
+use crate::told::{self, Told};
 use crate::uplink::Uplink;
 use crate::{link, nft, rules, tap};
 
@@ -25,14 +28,34 @@ pub struct SeatOrder {
     pub uplink: Option<Arc<Uplink>>,
     /// How the gateway reaches the world.
     pub outside: Arc<dyn Outside>,
+    /// Where denials go.
+    pub log: Arc<EgressLog>,
 }
 
 /// An attached seat. Dropping it ends its listeners; links and rules end with the namespace.
 pub struct Seat {
     order: SeatOrder,
-    log: Arc<EgressLog>,
     policy: EgressPolicy,
     gateway: Option<Gateway>,
+    told: Option<Told>,
+    /// Whether the policy is in force; otherwise nothing is let through.
+    enforced: bool,
+}
+
+/// The policy of a seat at one moment.
+pub struct SeatView {
+    policy: Option<EgressPolicy>,
+    outside: Arc<dyn Outside>,
+}
+
+impl SeatView {
+    /// Says what would become of a connection.
+    pub async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation {
+        match &self.policy {
+            Some(policy) => explain(policy, target, port, &*self.outside).await,
+            None => Explanation::closed(),
+        }
+    }
 }
 
 impl std::fmt::Debug for Seat {
@@ -71,7 +94,7 @@ impl Seat {
     /// # Errors
     /// When something is refused. The seat is `off` then.
     pub async fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
-        let mut seat = Self { order, log: Arc::default(), policy: EgressPolicy::Off, gateway: None };
+        let mut seat = Self { order, policy: EgressPolicy::Off, gateway: None, told: None, enforced: false };
         seat.enforce(&policy).await?;
         seat.policy = policy;
         Ok(seat)
@@ -80,7 +103,8 @@ impl Seat {
     /// Changes the policy. From `off` there is no change. Connections made under the former policy end.
     ///
     /// # Errors
-    /// When it is not allowed, or something is refused; the seat is `off` then.
+    /// When it is not allowed, which changes nothing, or when something is refused; nothing is let through then until it
+    /// is changed again.
     pub async fn change(&mut self, policy: EgressPolicy) -> Result<(), NetError> {
         if !self.policy.may_become(&policy) {
             return Err(NetError::Config("a machine without a network never gets one".to_owned()));
@@ -90,12 +114,19 @@ impl Seat {
         Ok(())
     }
 
+    /// What answers questions about the policy in force now.
+    #[must_use]
+    pub fn view(&self) -> SeatView {
+        SeatView { policy: self.enforced.then(|| self.policy.clone()), outside: self.order.outside.clone() }
+    }
+
     /// Ends every listener and connection of the seat. The link out stays until the namespace ends: a service that goes
     /// away leaves its machines' connections alone.
     pub async fn close(mut self) {
         if let Some(gateway) = self.gateway.take() {
             gateway.stop().await;
         }
+        self.deafen().await;
     }
 
     /// The policy in force.
@@ -107,7 +138,7 @@ impl Seat {
     /// What was denied.
     #[must_use]
     pub fn log(&self) -> Arc<EgressLog> {
-        self.log.clone()
+        self.order.log.clone()
     }
 
     /// The namespace.
@@ -120,7 +151,10 @@ impl Seat {
         if let Some(gateway) = self.gateway.take() {
             gateway.stop().await;
         }
+        self.deafen().await;
+        self.enforced = false;
         let done = self.set(policy).await;
+        self.enforced = done.is_ok();
         if done.is_err()
             && let Err(e) = self.aside(|order| way_out(order, false)).await
         {
@@ -129,11 +163,26 @@ impl Seat {
         done
     }
 
+    /// Ends the listener for denied packets, and waits until its place is free.
+    async fn deafen(&mut self) {
+        if let Some(task) = self.told.take() {
+            let task = AbortOnDropHandle::detach(task);
+            task.abort();
+            // It was aborted: there is no other outcome.
+            let _ = task.await;
+        }
+    }
+
     async fn set(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        match told::listen(&self.order.namespace, policy, self.order.log.clone()) {
+            Ok(told) => self.told = Some(told),
+            // Nothing is let through for it; only what the rules deny is not told.
+            Err(e) => tracing::warn!(error = %e, "denied packets of a machine are not told"),
+        }
         let open = *policy == EgressPolicy::Open;
         self.aside(move |order| way_out(order, open)).await?;
         if *policy != EgressPolicy::Off {
-            let (outside, log) = (self.order.outside.clone(), self.log.clone());
+            let (outside, log) = (self.order.outside.clone(), self.order.log.clone());
             self.gateway = Some(Gateway::start(&self.order.namespace, policy.clone(), outside, log)?);
         }
         Ok(())

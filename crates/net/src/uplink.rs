@@ -1,7 +1,9 @@
 //! The host's side of `open` seats: forwarding, translation, and the rules that keep them from anything but the public
 //! internet. Loaded before any seat has a way out; if it does not load, `open` is not offered.
 
-use std::fs;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 use ipnet::Ipv4Net;
 
@@ -26,6 +28,22 @@ pub struct Uplink {
 /// What names of our tables begin with.
 const TABLE: &str = "mainbrella_";
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+/// Held while forwarding and its guards are looked at and changed: services of one host share them.
+const LOCK: &str = "/run/mainbrella/forwarding.lock";
+
+/// Waits until no other service on this host changes forwarding.
+fn alone() -> Result<File, NetError> {
+    let made = || {
+        let path = Path::new(LOCK);
+        if let Some(folder) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(file)
+    };
+    made().map_err(io_error("waiting for other services on this host"))
+}
 
 impl Uplink {
     /// Loads the host's rules, in the namespace of the calling thread, then turns forwarding on.
@@ -40,9 +58,12 @@ impl Uplink {
         }
         let uplink = Self { config };
         let marker = uplink.table();
+        let _alone = alone()?;
         let was_on = fs::read_to_string(FORWARDING).map_err(io_error("reading the forwarding setting"))?.trim() == "1";
-        // Our own earlier start may have turned it on: the guard stays while the table says so.
-        let guarded = !was_on || nft::has_guard(&marker);
+        // An earlier start of ours, or another service of ours, may have turned it on: who came first does not matter, and
+        // whoever goes last turns it off.
+        let mut ours = nft::tables()?.into_iter().filter(|t| t.starts_with(TABLE));
+        let guarded = !was_on || ours.any(|t| nft::has_guard(&t));
         nft::load(&rules::host(&marker, &uplink.prefix(), uplink.config.block, guarded))?;
         if !was_on {
             fs::write(FORWARDING, "1").map_err(io_error("turning forwarding on"))?;
@@ -79,6 +100,7 @@ impl Uplink {
     /// When the packet filter refuses.
     pub fn close(&self) -> Result<(), NetError> {
         let table = self.table();
+        let _alone = alone()?;
         let others = nft::tables()?.into_iter().any(|t| t != table && t.starts_with(TABLE));
         if nft::has_guard(&table) && !others {
             fs::write(FORWARDING, "0").map_err(io_error("turning forwarding off"))?;

@@ -3,6 +3,7 @@
 //! Nothing here performs I/O, reads a clock or awaits; time enters as an argument ([`Millis`]).
 
 pub mod capability;
+pub mod denial;
 pub mod egress;
 pub mod error;
 pub mod id;
@@ -15,6 +16,7 @@ pub mod state;
 pub mod time;
 
 pub use capability::{Accelerator, DriverReport, Isolation, JailReport};
+pub use denial::DenyRule;
 pub use egress::{AllowList, Decision, Denial, EgressPolicy, EgressRule, HostName, Target};
 pub use error::{ErrorCode, Retry};
 pub use id::{Generation, GenerationKey, IdError, MachineId, ProjectId, TemplateName};

@@ -126,6 +126,13 @@ pub const JSON_BODY_MAX: usize = 4 * 1024 * 1024;
 /// Longest name or label of an API key, bytes.
 pub const KEY_NAME_MAX: usize = 64;
 
+/// Most rules of one egress policy.
+pub const EGRESS_RULES_MAX: usize = 256;
+/// Denied connections kept of one machine, the latest; older ones are only counted.
+pub const EGRESS_EVENTS_KEPT: usize = 512;
+/// Longest host name, bytes.
+pub const HOST_NAME_MAX: usize = 253;
+
 const _: () = assert!(IDEMPOTENCY_RETENTION_MS >= 3600 * 1000);
 const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);
@@ -137,8 +144,3 @@ const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 *
 // Code as JSON, at worst six bytes a byte, is not promised to fit; code as text is.
 const _: () = assert!(CODE_BYTES_MAX + ENV_BYTES_MAX < JSON_BODY_MAX);
 const _: () = assert!(CODE_VALUE_MAX <= CODE_RESULTS_BYTES_MAX);
-
-/// Most rules of one egress policy.
-pub const EGRESS_RULES_MAX: usize = 256;
-/// Longest host name, bytes.
-pub const HOST_NAME_MAX: usize = 253;

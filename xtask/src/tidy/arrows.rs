@@ -29,7 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("store", &["types"]),
     ("server", &["api", "engine", "store", "types"]),
     ("cli", &["api", "client", "engine", "server", "store", "tree", "types"]),
-    ("tests", &["api", "client", "engine", "guest-protocol", "server", "store", "tree", "types"]),
+    ("tests", &["api", "client", "engine", "guest-protocol", "net", "server", "store", "tree", "types"]),
     ("bench", &["client", "engine", "guest-protocol", "net", "store", "tests", "types"]),
     ("xtask", &["server"]),
 ];

@@ -4,6 +4,7 @@ pub mod completions;
 pub mod cp;
 pub mod create;
 pub mod doctor;
+pub mod egress;
 pub mod env;
 pub mod exec;
 pub mod extend;

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use mainbrella_types::{EgressPolicy, GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -49,14 +49,6 @@ pub struct Record {
     pub template: String,
     /// The size.
     pub size: String,
-    /// What it may reach, in the text form of an egress policy.
-    #[serde(default = "off")]
-    pub egress: String,
-}
-
-/// What machines of services that knew no networks have.
-fn off() -> String {
-    EgressPolicy::Off.to_string()
 }
 
 /// The current [`Record::version`].
@@ -75,12 +67,6 @@ impl Record {
     #[must_use]
     pub fn size(&self) -> Option<SizeClass> {
         self.size.parse().ok()
-    }
-
-    /// What it may reach. What cannot be read is nothing.
-    #[must_use]
-    pub fn egress(&self) -> EgressPolicy {
-        self.egress.parse().unwrap_or_default()
     }
 
     /// The template, if the record names one.
@@ -234,7 +220,6 @@ mod tests {
             frozen: "f".into(),
             template: "python".into(),
             size: "micro".into(),
-            egress: off(),
         };
         write_record(t.path(), &r).expect("write");
         assert_eq!(read_record(t.path()).expect("read"), Some(r));

@@ -13,12 +13,12 @@ use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
 use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
-use super::pool::{Prepared, awaken, prepare};
+use super::pool::{Prepared, awaken, prepare, restore};
 use super::qmp::{Event, Qmp};
 use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
 use super::{Inner, folder};
-use crate::driver::{ExitReport, LaunchOrder};
+use crate::driver::{EgressOrder, ExitReport, LaunchOrder};
 use crate::error::DriverError;
 
 /// Longest wait for a killed VMM to be gone.
@@ -133,16 +133,17 @@ impl Inner {
             Some(waiting) => hand_over(waiting, place)?,
             None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,
         };
-        // On record before it is in force: a service that comes back enforces what the record says.
-        prepared.vmm.record.egress = order.egress.to_string();
-        folder::write_record(&prepared.folder, &prepared.vmm.record)
-            .map_err(|e| DriverError::io("recording the machine's network", e))?;
         let index = prepared.vmm.seat.as_ref().map(Seat::index);
-        let network = self.host.network.attach(prepared.vmm.record.pid, index, order.egress.clone()).await?;
-        awaken(&mut prepared, frozen).await?;
+        // Both before its guest runs.
+        let pid = prepared.vmm.record.pid;
+        let seated = self.host.network.attach(pid, index, &order.egress);
+        let (network, restored) = tokio::join!(seated, restore(&mut prepared, frozen));
+        restored?;
+        let network = network?;
+        awaken(&prepared).await?;
         let Prepared { folder, vmm, qmp, events, .. } = prepared;
         let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
-        machine.seat_in(network);
+        machine.seat_in(network).await;
         self.machines().insert(order.key, machine.clone());
         Ok(machine)
     }
@@ -152,7 +153,7 @@ impl Inner {
     }
 
     /// Finds a machine after a restart.
-    pub(super) async fn adopt(&self, key: &GenerationKey) -> Result<Found, DriverError> {
+    pub(super) async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Found, DriverError> {
         let lock = self.lock(key);
         let _held = lock.lock().await;
         if let Some(machine) = self.machines().get(key) {
@@ -181,7 +182,7 @@ impl Inner {
             "running" => {}
             "io-error" => {
                 vmm.seat = self.reserved().remove(key);
-                return Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), true).await));
+                return Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), (true, egress)).await));
             }
             "paused" => {
                 if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
@@ -196,7 +197,7 @@ impl Inner {
             _ => return lost("the service ended before the machine was restored"),
         }
         vmm.seat = self.reserved().remove(key);
-        Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), false).await))
+        Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), (false, egress)).await))
     }
 
     /// Watches a machine that was found, and serves its network again.
@@ -206,12 +207,12 @@ impl Inner {
         place: PathBuf,
         vmm: Vmm,
         (qmp, events): (Qmp, mpsc::Receiver<Event>),
-        full: bool,
+        (full, egress): (bool, &EgressOrder),
     ) -> Arc<Machine> {
-        let (pid, index, egress) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index), vmm.record.egress());
+        let (pid, index) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index));
         let machine = Machine::watch(key, place, vmm, qmp, events, self.fullness(full));
         match self.host.network.attach(pid, index, egress).await {
-            Ok(network) => machine.seat_in(network),
+            Ok(network) => machine.seat_in(network).await,
             // It fails closed: what served it is gone, and nothing takes its place.
             Err(e) => {
                 tracing::error!(machine = %key, error = %chain(&e), "a machine that was found has lost its network")
@@ -219,6 +220,19 @@ impl Inner {
         }
         self.machines().insert(key, machine.clone());
         machine
+    }
+
+    /// Puts a machine under another policy; also one that lost its network when it was found.
+    pub(super) async fn set_egress(&self, machine: &Machine, egress: &EgressOrder) -> Result<(), DriverError> {
+        let mut network = machine.network().await;
+        if let Some(seat) = network.as_mut() {
+            return seat.change(egress.policy.clone()).await.map_err(|e| DriverError::Stage {
+                stage: "changing the machine's network",
+                detail: chain(&e),
+            });
+        }
+        *network = self.host.network.attach(machine.vmm.record.pid, machine.seat_index(), egress).await?;
+        Ok(())
     }
 
     /// Removes a machine and all that carries its name.

@@ -37,7 +37,7 @@ pub use boot::BootFiles;
 pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
-use crate::driver::{Adoption, Driver, Instance, LaunchOrder, TemplateInfo};
+use crate::driver::{Adoption, Driver, EgressOrder, Instance, LaunchOrder, TemplateInfo};
 use crate::error::DriverError;
 use crate::jail;
 use boot::blocking;
@@ -439,6 +439,7 @@ impl Driver for MicroVm {
             jail: self.inner.host.jail.report(),
             vmm: format!("QEMU {short}"),
             internet: self.inner.host.network.leads_out(),
+            allow_list: self.inner.host.network.has_cards(),
             // By the rules of its seat, or because there is no network card at all.
             internet_off: true,
             memory_snapshot: false,
@@ -479,17 +480,15 @@ impl Driver for MicroVm {
     }
 
     async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError> {
-        if order.egress.leads_out() && !self.inner.host.network.leads_out() {
-            return Err(DriverError::Unsupported("this host gives machines no way to the internet".to_owned()));
-        }
+        self.report().enforces(&order.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         let (inner, order) = (self.inner.clone(), order.clone());
         let machine = detached(async move { inner.launch(&order).await }).await?;
-        Ok(Box::new(MicroVmInstance(machine)))
+        Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
     }
 
-    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
-        Ok(match self.inner.adopt(key).await? {
-            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance(machine))),
+    async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
+        Ok(match self.inner.adopt(key, egress).await? {
+            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner))),
             Found::Dead(why) => Adoption::Dead(why),
             Found::Absent => Adoption::Absent,
         })

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ipnet::Ipv4Net;
 use mainbrella_net::namespace::Namespace;
 use mainbrella_net::resolve::{Host, Outside};
-use mainbrella_net::{Seat, SeatOrder, Uplink, UplinkConfig, rules, tap};
+use mainbrella_net::{NetError, Seat, SeatOrder, Uplink, UplinkConfig, rules, tap};
 use mainbrella_types::EgressPolicy;
 
-use super::block::NetBlock;
+use super::block::{self, NetBlock};
 use super::boot::blocking;
 use super::vmm::chain;
+use crate::driver::EgressOrder;
 use crate::error::DriverError;
 
 /// How machines get a network.
@@ -21,6 +23,29 @@ pub enum NetworkChoice {
     Auto,
     /// None.
     Off,
+    /// What the host can do, with addresses from this block, which nothing else on the host may use.
+    Block(Ipv4Net),
+}
+
+/// Whether this host can give machines a network: each thing they need, and what stands in its way. Tried in a namespace
+/// that is gone afterwards; for `doctor`. Blocks for some milliseconds.
+#[must_use]
+pub fn trial() -> Vec<(&'static str, Result<(), String>)> {
+    let seat = seat_trial().map_err(|e| chain(&e));
+    let uplink = Namespace::new().and_then(|host| {
+        let config = UplinkConfig { instance: "trial".to_owned(), block: block::first() };
+        host.run(|| Uplink::open(config).map(drop))
+    });
+    vec![("network card and rules", seat), ("way to the internet", uplink.map_err(|e| chain(&e)))]
+}
+
+/// Makes what every machine needs, and lets go of it.
+fn seat_trial() -> Result<(), NetError> {
+    let namespace = Namespace::new()?;
+    let tap = namespace.run(|| tap::open().map_err(|e| NetError::Io("making a tap", e)))?;
+    Seat::prepare(&namespace)?;
+    drop(tap);
+    Ok(())
 }
 
 /// What was found.
@@ -46,18 +71,16 @@ impl Network {
             found.missing.push(("network", "the service does not run as root".to_owned()));
             return found;
         }
-        let tried = Namespace::new().and_then(|ns| {
-            let tap = ns.run(|| tap::open().map_err(|e| mainbrella_net::NetError::Io("making a tap", e)))?;
-            Seat::prepare(&ns)?;
-            drop(tap);
-            Ok(())
-        });
-        if let Err(e) = tried {
+        if let Err(e) = seat_trial() {
             found.missing.push(("network", chain(&e)));
             return found;
         }
         found.cards = true;
-        let block = match NetBlock::take(data_dir) {
+        let taken = match choice {
+            NetworkChoice::Block(given) => NetBlock::take_given(data_dir, *given),
+            _ => NetBlock::take(data_dir),
+        };
+        let block = match taken {
             Ok(block) => block,
             Err(e) => {
                 found.missing.push(("a way out", format!("no free network block: {e}")));
@@ -108,18 +131,25 @@ impl Network {
         &self,
         pid: i32,
         index: Option<u32>,
-        policy: EgressPolicy,
+        egress: &EgressOrder,
     ) -> Result<Option<Seat>, DriverError> {
         let Some(index) = index.filter(|_| self.cards) else {
-            if policy.leads_out() {
+            if egress.policy.leads_out() {
                 return Err(DriverError::Unsupported("this host gives machines no network".to_owned()));
             }
             return Ok(None);
         };
         let stage = |detail| DriverError::Stage { stage: "attaching the machine's network", detail };
+        if egress.policy == EgressPolicy::Open && self.uplink.is_some() && index >= self.seats() {
+            return Err(DriverError::Exhausted(format!(
+                "all {} addresses of the network block for machines are taken",
+                self.seats()
+            )));
+        }
         let namespace = Namespace::of_process(pid).map_err(|e| stage(e.to_string()))?;
-        let order = SeatOrder { index, namespace, uplink: self.uplink.clone(), outside: self.outside.clone() };
-        Seat::attach(order, policy).await.map(Some).map_err(|e| stage(chain(&e)))
+        let (uplink, outside) = (self.uplink.clone(), self.outside.clone());
+        let order = SeatOrder { index, namespace, uplink, outside, log: egress.log.clone() };
+        Seat::attach(order, egress.policy.clone()).await.map(Some).map_err(|e| stage(chain(&e)))
     }
 
     /// Takes the host's side away. For the end of the service when no machine is left.

@@ -90,12 +90,17 @@ fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
     DriverError::Stage { stage: "restoring the machine", detail: format!("{}; QEMU: {said}", chain(e)) }
 }
 
-/// Loads device state, unless that is done, and lets the machine run.
-pub(super) async fn awaken(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
+/// Loads device state, unless that is done.
+pub(super) async fn restore(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     if !p.restored {
         load(p, frozen).await?;
         p.restored = true;
     }
+    Ok(())
+}
+
+/// Lets a restored machine run.
+pub(super) async fn awaken(p: &Prepared) -> Result<(), DriverError> {
     p.qmp.call("cont", json!({}), QUICK).await.map_err(|e| failed(&e, &p.vmm))?;
     Ok(())
 }
@@ -127,7 +132,8 @@ async fn load(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
 
 /// Lets a prepared VMM answer once and stops it again.
 async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
-    awaken(p, frozen).await?;
+    restore(p, frozen).await?;
+    awaken(p).await?;
     let until = Instant::now() + WARM_PATIENCE;
     let stage = |detail: String| DriverError::Stage { stage: "warming a waiting VMM", detail };
     let client = boot::attach(&p.folder, &p.vmm, until).await.map_err(stage)?;

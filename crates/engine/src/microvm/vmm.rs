@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainbrella_types::{Accelerator, EgressPolicy, SizeSpec};
+use mainbrella_types::{Accelerator, SizeSpec};
 use tokio::sync::mpsc;
 
 use super::command_line::{Start, TRANSLATION_CACHE_MIB, VmPlan, command_line, descriptors};
@@ -155,7 +155,6 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
         frozen,
         template,
         size,
-        egress: EgressPolicy::Off.to_string(),
     };
     let mut written = None;
     let started = jail::start(&host.launcher, &spec, &passed, |s| {
