@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn the_two_settings_of_a_create_agree() {
         let list = EgressPolicy::allow_list(["example.org"]);
-        let policy = |internet, egress| wanted(internet, egress).map(|p| p.map(|p| p.to_string()));
+        let policy = |internet, egress: Option<&EgressPolicy>| wanted(internet, egress).map(|p| p.map(|p| p.to_string()));
         assert_eq!(policy(None, None), Ok(None));
         assert_eq!(policy(Some(false), None), Ok(Some("off".into())));
         assert_eq!(policy(Some(true), None), Ok(Some("open".into())));
