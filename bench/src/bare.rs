@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainbrella_engine::microvm::command_line::{Start, VmPlan, command_line, descriptors};
+use mainbrella_engine::microvm::command_line::{Start, VmPlan, command_line, descriptors, fd};
 use mainbrella_engine::microvm::freeze::Frozen;
 use mainbrella_engine::microvm::qmp::Qmp;
 use mainbrella_engine::microvm::{folder, qcow2};
@@ -66,7 +66,11 @@ pub async fn restore(
         vcpus: size.vcpus,
         start: Start::Restore,
         sandbox,
+        network: true,
     };
+    // In a namespace of its own, like a machine's; nothing is attached to it.
+    let tap = mainbrella_net::namespace::Namespace::new()?
+        .run(|| mainbrella_net::tap::open().map_err(|e| mainbrella_net::NetError::Io("making a tap", e)))?;
     let passed = [
         null.as_fd(),
         null.as_fd(),
@@ -76,8 +80,10 @@ pub async fn restore(
         root.as_fd(),
         disk.as_fd(),
         overlay.as_fd(),
+        tap.as_fd(),
     ];
-    let pairs: Vec<(i32, i32)> = passed.iter().map(AsRawFd::as_raw_fd).zip(descriptors(&plan.start)).collect();
+    let numbers = descriptors(&plan.start).into_iter().chain([fd::TAP]);
+    let pairs: Vec<(i32, i32)> = passed.iter().map(AsRawFd::as_raw_fd).zip(numbers).collect();
     let mut command = Command::new(qemu);
     command.args(&command_line(&plan)[1..]).stdin(Stdio::null());
     // SAFETY: only system calls, which are allowed between fork and exec, and nothing is allocated.

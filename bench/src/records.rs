@@ -34,7 +34,7 @@ pub async fn fill(data: &Path, count: usize) -> Result<(), Fault> {
             spec: MachineSpec {
                 template: template(),
                 size: SIZE,
-                internet: false,
+                egress: Default::default(),
                 ttl_ms: 3_600_000,
                 idle_timeout_ms: None,
                 metadata: BTreeMap::from([("team".to_owned(), format!("team-{}", n % 50))]),

@@ -11,9 +11,10 @@ use mainbrella_client::MachineRef;
 use mainbrella_client::api::Machine as ApiMachine;
 use mainbrella_engine::driver::{Driver as _, Instance, LaunchOrder};
 use mainbrella_engine::image::ImageStore;
+use mainbrella_engine::microvm::network::NetworkChoice;
 use mainbrella_engine::microvm::{AcceleratorChoice, MicroVm, MicroVmConfig, StoredImages};
 use mainbrella_tests::{Machine, Service, Setup, bin_dir, host, link_images, machine_body, program};
-use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{EgressPolicy, GenerationKey, SizeClass, TemplateName};
 use tempfile::TempDir;
 
 use crate::Fault;
@@ -80,6 +81,8 @@ pub enum Need {
     Driver,
     /// A driver with one waiting VMM.
     WarmDriver,
+    /// The same, whose machines have no network card.
+    WarmPlainDriver,
     /// A service without waiting VMMs.
     Service,
     /// A service with one waiting VMM.
@@ -107,7 +110,7 @@ pub struct Launched {
 }
 
 impl Rig {
-    async fn open(waiting: usize) -> Result<Self, Fault> {
+    async fn open(waiting: usize, network: NetworkChoice) -> Result<Self, Fault> {
         let dir = tempfile::Builder::new().prefix("mb-bench-").tempdir()?;
         link_images(dir.path());
         let images = Arc::new(StoredImages::new(ImageStore::open(dir.path())?, bin_dir().join("mainbrella-guest")));
@@ -115,6 +118,7 @@ impl Rig {
             launcher: program(),
             accelerator: AcceleratorChoice::Auto,
             waiting,
+            network,
             ..MicroVmConfig::new(dir.path().to_owned())
         };
         let driver = MicroVm::open(config, images).await?;
@@ -125,8 +129,13 @@ impl Rig {
 
     /// Launches a machine.
     pub async fn launch(&self) -> Result<Launched, Fault> {
+        self.launch_with(EgressPolicy::Off).await
+    }
+
+    /// Launches a machine that may reach what `policy` says.
+    pub async fn launch_with(&self, policy: EgressPolicy) -> Result<Launched, Fault> {
         let key = GenerationKey::new(uuid::Uuid::now_v7());
-        let order = LaunchOrder { key, template: template(), size: SIZE, internet: false };
+        let order = LaunchOrder { key, template: template(), size: SIZE, egress: policy.into() };
         Ok(Launched { key, instance: self.driver.launch(&order).await? })
     }
 
@@ -174,8 +183,9 @@ impl World {
         for need in needs {
             let setup = Setup { own_group: true, ..Setup::default() };
             match need {
-                Need::Driver => drop(self.rigs.insert(*need, Rig::open(0).await?)),
-                Need::WarmDriver => drop(self.rigs.insert(*need, Rig::open(1).await?)),
+                Need::Driver => drop(self.rigs.insert(*need, Rig::open(0, NetworkChoice::Auto).await?)),
+                Need::WarmDriver => drop(self.rigs.insert(*need, Rig::open(1, NetworkChoice::Auto).await?)),
+                Need::WarmPlainDriver => drop(self.rigs.insert(*need, Rig::open(1, NetworkChoice::Off).await?)),
                 Need::Service => drop(self.services.insert(*need, Service::with(setup).await)),
                 Need::WarmService => {
                     let service = self.services.entry(*need).or_insert(Service::with(Setup { pool: 1, ..setup }).await);

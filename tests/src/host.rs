@@ -49,6 +49,21 @@ pub fn status_kib(pid: i32, name: &str) -> u64 {
     status(pid, name).trim_end_matches(" kB").trim().parse().expect("a number of KiB")
 }
 
+/// Names of network links in this namespace.
+#[must_use]
+pub fn links() -> Vec<String> {
+    let text = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    text.lines().filter_map(|l| Some(l.split_once(':')?.0.trim().to_owned())).collect()
+}
+
+/// Names of packet filter tables for all of IP in this namespace.
+#[must_use]
+pub fn tables() -> Vec<String> {
+    let listed = std::process::Command::new("nft").args(["list", "tables", "inet"]).output();
+    let text = listed.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    text.lines().filter_map(|l| l.strip_prefix("table inet ")).map(|n| n.trim().to_owned()).collect()
+}
+
 /// Processes whose command line has `text` in it.
 #[must_use]
 pub fn processes_with(text: &str) -> Vec<i32> {

@@ -22,6 +22,8 @@ pub struct Setup {
     pub data_dir: Option<PathBuf>,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
+    /// What it sees as `/etc/hosts`; `None`: the host's own.
+    pub hosts: Option<PathBuf>,
     /// Keeps a Ctrl-C on the terminal from it: whoever started it ends it.
     pub own_group: bool,
 }
@@ -78,7 +80,17 @@ impl Service {
     /// The command that serves this data directory.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(ground::program());
+        let mut command = match &self.setup.hosts {
+            None => Command::new(ground::program()),
+            // In a mount namespace of its own, under the same process id.
+            Some(hosts) => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--propagation", "slave", "sh", "-ec"]);
+                command.arg("hosts=$1; shift; mount --bind \"$hosts\" /etc/hosts; exec \"$@\"").args(["sh".as_ref(), hosts.as_os_str()]);
+                command.arg(ground::program());
+                command
+            }
+        };
         for (name, _) in std::env::vars_os().filter(|(n, _)| n.as_encoded_bytes().starts_with(b"MAINBRELLA_")) {
             command.env_remove(name);
         }
@@ -335,6 +347,11 @@ impl Service {
         let instance = host::instance(&self.data);
         left.extend(host::processes_of(&instance).into_iter().map(|p| format!("process {p} in a group")));
         left.extend(host::groups_of(&instance).into_iter().map(|p| p.display().to_string()));
+        if let Ok(number) = fs::read_to_string(self.data.join("network-block")) {
+            let (links, table) = (format!("mb{}-", number.trim()), format!("mainbrella_{}", number.trim()));
+            left.extend(host::links().into_iter().filter(|l| l.starts_with(&links)).map(|l| format!("link {l}")));
+            left.extend(host::tables().into_iter().filter(|t| *t == table).map(|t| format!("rules {t}")));
+        }
         left.extend(host::mounts_below(&self.data).into_iter().filter(|m| Path::new(m) != self.data));
         for key in &self.seen {
             let name = format!("mainbrella-{}", key.replace('-', ""));

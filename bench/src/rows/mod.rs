@@ -6,6 +6,7 @@ mod file;
 mod get;
 mod jobs;
 mod memory;
+mod network;
 mod warm;
 
 use std::time::Duration;
@@ -31,11 +32,22 @@ pub enum Group {
     Get,
     /// Managed jobs.
     Jobs,
+    /// Network seats, and what they add to a create.
+    Network,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 7] = [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs];
+    pub const ALL: [Self; 8] = [
+        Self::Create,
+        Self::Warm,
+        Self::Memory,
+        Self::Alive,
+        Self::File,
+        Self::Get,
+        Self::Jobs,
+        Self::Network,
+    ];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -47,6 +59,7 @@ impl Group {
             Self::File => "file",
             Self::Get => "get",
             Self::Jobs => "jobs",
+            Self::Network => "network",
         }
     }
 
@@ -58,6 +71,7 @@ impl Group {
             Self::Memory => &[Need::Driver, Need::WarmDriver],
             Self::Alive => &[Need::Service],
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
+            Self::Network => &[Need::WarmPlainDriver, Need::WarmDriver],
         }
     }
 
@@ -71,6 +85,7 @@ impl Group {
             Self::File => file::run(world, rows).await,
             Self::Get => get::run(world, rows).await,
             Self::Jobs => jobs::run(world, rows).await,
+            Self::Network => network::run(world, rows).await,
         }
     }
 }

@@ -146,6 +146,12 @@ pub struct Networking {
     pub internet_control: bool,
     /// What a create that does not say gets.
     pub internet_default: bool,
+    /// A machine can be kept to an allow-list of names and addresses.
+    #[serde(default)]
+    pub egress_allow_list: bool,
+    /// What a running machine may reach can be changed.
+    #[serde(default)]
+    pub egress_change: bool,
 }
 
 /// Ports of a machine reachable from outside.
@@ -334,6 +340,12 @@ limits! {
     json_body_max_bytes = JSON_BODY_MAX;
     /// Longest label of a key.
     key_name_max_bytes = KEY_NAME_MAX;
+    /// Most rules of one egress policy.
+    egress_rules_max = EGRESS_RULES_MAX;
+    /// Denied connections kept of one machine.
+    egress_events_kept = EGRESS_EVENTS_KEPT;
+    /// Longest host name.
+    host_name_max_bytes = HOST_NAME_MAX;
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 pub mod capabilities;
 pub mod command;
 pub mod context;
+pub mod egress;
 pub mod error;
 pub mod file;
 pub mod headers;
@@ -23,6 +24,9 @@ pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
 pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
+};
+pub use egress::{
+    EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress,
 };
 pub use error::ErrorBody;
 pub use file::{

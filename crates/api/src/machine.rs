@@ -6,6 +6,8 @@ use mainbrella_types::MachineState;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::egress::EgressPolicy;
+
 /// What a machine is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -131,6 +133,9 @@ pub struct Machine {
     pub size: String,
     /// Whether it may reach the internet. `false` never changes for this generation.
     pub internet: bool,
+    /// What it may reach.
+    #[serde(default = "EgressPolicy::off")]
+    pub egress: EgressPolicy,
     /// The labels given at creation.
     pub metadata: BTreeMap<String, String>,
     /// How it is separated from the host.
@@ -180,9 +185,13 @@ pub struct CreateMachine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 5, maximum = 604_800)]
     pub idle_timeout_seconds: Option<u64>,
-    /// Whether it may reach the internet; `null`: `networking.internetDefault` of `/v1/capabilities`.
+    /// Whether it may reach the internet; `null`: `networking.internetDefault` of `/v1/capabilities`. `false` holds for
+    /// the whole generation; it is refused when this host cannot enforce it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub internet: Option<bool>,
+    /// What it may reach; `null`: `open` with `internet`, `off` without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressPolicy>,
     /// No idle timeout unless one is given.
     #[serde(default)]
     pub persistent: bool,
@@ -205,6 +214,7 @@ impl CreateMachine {
             ttl_seconds: None,
             idle_timeout_seconds: None,
             internet: None,
+            egress: None,
             persistent: false,
             metadata: BTreeMap::new(),
             env: BTreeMap::new(),
@@ -222,6 +232,7 @@ impl std::fmt::Debug for CreateMachine {
             .field("ttl_seconds", &self.ttl_seconds)
             .field("idle_timeout_seconds", &self.idle_timeout_seconds)
             .field("internet", &self.internet)
+            .field("egress", &self.egress)
             .field("persistent", &self.persistent)
             .field("metadata", &self.metadata)
             .field("env", &self.env.keys().collect::<Vec<_>>())

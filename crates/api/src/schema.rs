@@ -1,6 +1,6 @@
 //! Closed vocabularies of string fields, taken from `mainbrella-types` so that the document cannot drift.
 
-use mainbrella_types::{ErrorCode, FailureKind, Isolation};
+use mainbrella_types::{DenyRule, ErrorCode, FailureKind, Isolation};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 fn one_of(description: &str, names: impl IntoIterator<Item = &'static str>) -> Object {
@@ -25,6 +25,19 @@ pub(crate) fn bundle() -> Object {
 
 pub(crate) fn ending() -> Object {
     one_of("A stable name for programs.", FailureKind::ALL.iter().map(|k| k.as_str()))
+}
+
+pub(crate) fn egress_rule() -> Object {
+    one_of("What denied it.", DenyRule::ALL.iter().map(|r| r.as_str()))
+}
+
+pub(crate) fn maybe_egress_rule() -> Object {
+    let mut names = egress_rule();
+    names.schema_type = SchemaType::from_iter([Type::String, Type::Null]);
+    if let Some(values) = &mut names.enum_values {
+        values.push(serde_json::Value::Null);
+    }
+    names
 }
 
 pub(crate) fn isolation() -> Object {

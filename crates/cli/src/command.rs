@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, contexts, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell, stop,
-    template, watch,
+    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell,
+    stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -48,6 +48,7 @@ enum Verb {
     Ls(ls::Args),
     Watch(watch::Args),
     Extend(extend::Args),
+    Egress(egress::Args),
     Stop(stop::Args),
     Template(template::Args),
     Key(key::Args),
@@ -108,6 +109,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Ls(args) => ls::run(context, args).await,
         Verb::Watch(args) => watch::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
+        Verb::Egress(args) => egress::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,
         Verb::Key(args) => key::run(context, args).await,

@@ -113,6 +113,7 @@ fn exit_of(code: ErrorCode) -> Exit {
         ErrorCode::GenerationMismatch
         | ErrorCode::MachineNotRunning
         | ErrorCode::SlotInUse
+        | ErrorCode::EgressLocked
         | ErrorCode::FileExists
         | ErrorCode::ContextDead
         | ErrorCode::IdempotencyConflict

@@ -7,6 +7,7 @@
 mod address;
 mod contexts;
 mod directories;
+mod egress;
 mod error;
 mod files;
 mod jobs;

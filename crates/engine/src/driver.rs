@@ -1,9 +1,11 @@
 //! What the engine asks of whatever makes machines: a VMM, a container runtime, a fake.
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use mainbrella_types::{DriverReport, GenerationKey, SizeClass, TemplateName};
+use mainbrella_net::{EgressLog, Explanation};
+use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, SizeClass, Target, TemplateName};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::DriverError;
@@ -16,7 +18,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 pub type GuestStream = Box<dyn ByteStream>;
 
 /// What to launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LaunchOrder {
     /// Names every resource made for it.
     pub key: GenerationKey,
@@ -24,8 +26,24 @@ pub struct LaunchOrder {
     pub template: TemplateName,
     /// Its size.
     pub size: SizeClass,
-    /// Whether it gets a way to the internet. A driver that cannot enforce `false` refuses.
-    pub internet: bool,
+    /// What it may reach. A driver that cannot enforce it refuses.
+    pub egress: EgressOrder,
+}
+
+/// What a machine may reach, and where its denials go.
+#[derive(Clone, Debug, Default)]
+pub struct EgressOrder {
+    /// What it may reach.
+    pub policy: EgressPolicy,
+    /// Takes every denial.
+    pub log: Arc<EgressLog>,
+}
+
+/// With a log that nobody else reads.
+impl From<EgressPolicy> for EgressOrder {
+    fn from(policy: EgressPolicy) -> Self {
+        Self { policy, log: Arc::default() }
+    }
 }
 
 /// How the process that carried a machine ended, as far as can be known.
@@ -65,6 +83,20 @@ pub trait Instance: Send + Sync {
     async fn dial(&self) -> Result<GuestStream, DriverError>;
     /// Resolves when the machine has ended by itself. May be called again and then answers at once.
     async fn exited(&self) -> ExitReport;
+    /// Its network, where the driver has any say in it.
+    fn network(&self) -> Option<&dyn MachineNetwork> {
+        None
+    }
+}
+
+/// The network of a machine that runs.
+#[async_trait]
+pub trait MachineNetwork: Send + Sync {
+    /// Puts the machine under another policy; connections made under the former one end. On failure it reaches nothing
+    /// until this succeeds.
+    async fn set_egress(&self, order: &EgressOrder) -> Result<(), DriverError>;
+    /// Says what would become of a connection under the policy in force, and why.
+    async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation;
 }
 
 /// Makes machines and removes them.
@@ -83,8 +115,9 @@ pub trait Driver: Send + Sync {
     /// size, once, however many callers wait. On failure nothing is left behind.
     async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError>;
 
-    /// Finds a machine made before a restart.
-    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError>;
+    /// Finds a machine made before a restart, and puts it under the policy that is on record. When that fails it reaches
+    /// nothing.
+    async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError>;
 
     /// Every machine of which anything exists on this host, whole or not.
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError>;

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::driver::{Adoption, Driver, TemplateInfo};
+use crate::driver::{Adoption, Driver, EgressOrder, TemplateInfo};
 use crate::error::EngineError;
 use crate::jobs::Shelves;
 use crate::journal::Journal;
@@ -223,6 +223,12 @@ impl Engine {
         Ok(report)
     }
 
+    async fn adopt(&self, record: &MachineRecord) -> Result<Adoption, EngineError> {
+        let shelf = self.inner.shelves.of(record.key, None).await?;
+        let egress = EgressOrder { policy: record.spec.egress.clone(), log: shelf.egress() };
+        Ok(self.inner.world.driver.adopt(&record.key, &egress).await?)
+    }
+
     /// What is to be done with one machine that should be alive.
     async fn look(&self, mut record: MachineRecord) -> Result<(MachineRecord, Origin), EngineError> {
         let world = &self.inner.world;
@@ -240,7 +246,7 @@ impl Engine {
                     Origin::Intent
                 }
             }
-            MachineState::Running => match world.driver.adopt(&record.key).await? {
+            MachineState::Running => match self.adopt(&record).await? {
                 Adoption::Running(instance) => {
                     assume_used(&mut record, now);
                     Origin::Adopted(instance)

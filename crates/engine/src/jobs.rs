@@ -100,6 +100,17 @@ impl Engine {
         Ok(MachineJobs { shelf: self.shelves().of(record.key, over).await? })
     }
 
+    /// What a machine, living or not, was not let through to.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn egress_log_of(&self, record: &MachineRecord) -> Result<Arc<mainbrella_net::EgressLog>, EngineError> {
+        if let Some(machine) = self.machine(&record.key) {
+            return Ok(machine.egress_log());
+        }
+        Ok(self.jobs_of(record).await?.shelf.egress())
+    }
+
     /// Machines of which jobs are kept though they do not live any more.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Where the engine writes what must survive it. The server implements this over the store.
 
 use async_trait::async_trait;
-use mainbrella_types::{Failure, GenerationKey, MachineRecord, MachineState, Millis};
+use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis};
 
 /// A change to a machine's record. Fields that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Change {
     pub running_at: Option<Millis>,
     /// When it ended.
     pub ended_at: Option<Millis>,
+    /// Another egress policy.
+    pub egress: Option<EgressPolicy>,
 }
 
 /// Why a write did not take effect.

@@ -19,9 +19,13 @@ pub mod machine;
 pub mod microvm;
 
 pub use clock::{Clock, SystemClock};
-pub use driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
+pub use driver::{
+    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, TemplateInfo,
+};
 pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
+/// What the network of machines says to callers.
+pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};
 pub use journal::{Change, Journal, JournalError};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,

@@ -23,6 +23,7 @@ fn launcher() -> PathBuf {
 
 fn spec(script: &str, scratch: &Path) -> JailSpec {
     JailSpec {
+        tap: None,
         program: "/usr/bin/dash".into(),
         argv: vec!["sh".into(), "-c".into(), script.into()],
         walls: Walls::all(true),

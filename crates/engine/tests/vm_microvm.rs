@@ -78,7 +78,7 @@ fn template() -> TemplateName {
 
 fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, internet: false }
+    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default() }
 }
 
 async fn client(machine: &dyn Instance) -> GuestClient {
@@ -149,7 +149,7 @@ async fn a_machine_lives_and_goes_without_a_trace() {
     assert!(usage.memory_bytes.is_none_or(|b| b > 1 << 20), "{usage:?}");
     driver.destroy(&o.key).await.expect("destroy");
     driver.destroy(&o.key).await.expect("again");
-    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Absent));
+    assert!(matches!(driver.adopt(&o.key, &o.egress).await.expect("adopt"), Adoption::Absent));
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
 }
@@ -214,7 +214,7 @@ async fn a_machine_is_adopted_with_its_work() {
     drop((guest, machine, driver));
 
     let driver = open(&c).await;
-    let Adoption::Running(machine) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not running") };
+    let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not running") };
     let guest = client(&*machine).await;
     assert_eq!(shell(&guest, "cat /root/f").await, "kept\n");
     // A second stream replaces the first.
@@ -239,7 +239,7 @@ async fn a_machine_is_adopted_with_its_work() {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).expect("pid"), rustix::process::Signal::KILL)
         .expect("kill");
     let driver = open(&c).await;
-    assert!(matches!(driver.adopt(&o.key).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
+    assert!(matches!(driver.adopt(&o.key, &o.egress).await.expect("adopt"), Adoption::Dead(ExitReport::Vmm(_))));
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
@@ -266,7 +266,7 @@ async fn the_end_of_a_guest_is_told_even_to_a_service_that_was_away() {
     drop((guest, machine, driver));
     tokio::time::sleep(Duration::from_secs(4)).await;
     let driver = open(&c).await;
-    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key).await.expect("adopt") else { panic!("not dead") };
+    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not dead") };
     assert_eq!(why, "the guest's kernel panicked");
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
@@ -294,7 +294,7 @@ async fn half_made_and_damaged_remains_are_found_and_removed() {
     expected.sort_unstable();
     assert_eq!(found, expected);
     for key in expected {
-        assert!(matches!(driver.adopt(&key).await.expect("adopt"), Adoption::Dead(_)));
+        assert!(matches!(driver.adopt(&key, &Default::default()).await.expect("adopt"), Adoption::Dead(_)));
         driver.destroy(&key).await.expect("destroy");
     }
     assert!(gone(Path::new(&format!("/proc/{pid}"))), "found by its control group");
@@ -384,6 +384,112 @@ async fn a_full_host_stops_a_machine_and_space_lets_it_go_on_unharmed() {
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
+}
+
+/// A world behind the host: a namespace with a public address and a private one, and a server on both.
+struct World {
+    _namespace: mainbrella_net::namespace::Namespace,
+    link: String,
+}
+
+impl World {
+    const PUBLIC: &str = "203.0.113.34";
+    const PRIVATE: &str = "10.254.253.9";
+
+    fn new() -> Self {
+        use std::os::fd::AsRawFd as _;
+        let namespace = mainbrella_net::namespace::Namespace::new().expect("a namespace");
+        let link = format!("mbw{}", std::process::id() % 100_000);
+        let sh = |text: String| {
+            let out = std::process::Command::new("sh").args(["-ec", &text]).output().expect("sh");
+            assert!(out.status.success(), "{text}: {}", String::from_utf8_lossy(&out.stderr));
+        };
+        let there = format!("/proc/{}/fd/{}", std::process::id(), namespace.fd().as_raw_fd());
+        sh(format!(
+            "ip link add {link} type veth peer name world netns {there}; ip addr add 203.0.113.1/32 dev {link}; ip link set {link} up; \
+             ip route add {} dev {link}; ip route add {} dev {link}",
+            Self::PUBLIC,
+            Self::PRIVATE
+        ));
+        let inside = format!(
+            "ip link set lo up; ip link set world up; ip addr add {}/32 dev world; ip addr add {}/32 dev lo; ip route add 203.0.113.1 dev world",
+            Self::PUBLIC,
+            Self::PRIVATE
+        );
+        let listener = namespace
+            .run(|| {
+                sh(inside);
+                Ok(std::net::TcpListener::bind("0.0.0.0:80").expect("bind"))
+            })
+            .expect("the namespace");
+        std::thread::spawn(move || {
+            use std::io::Write as _;
+            for stream in listener.incoming().flatten() {
+                let mut stream = stream;
+                let _ = stream.write_all(b"HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nworld");
+            }
+        });
+        Self { _namespace: namespace, link }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip").args(["link", "del", &self.link]).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_reaches_what_its_policy_says_also_after_a_restart() {
+    let world = World::new();
+    let t = data_dir();
+    let c = config(t.path(), 1);
+    let driver = open(&c).await;
+    assert!(driver.report().internet && driver.report().internet_off, "{:?}", driver.missing_walls());
+    let get =
+        |to: &str, host: &str| format!("curl -sS -m 10 -o - http://{to}/ -H 'Host: {host}' 2>/dev/null || echo none");
+    let public = get(World::PUBLIC, "x");
+    let launch = async |driver: &MicroVm, policy: &str| {
+        let egress = policy.parse::<mainbrella_types::EgressPolicy>().expect("a policy").into();
+        let o = LaunchOrder { egress, ..order() };
+        let machine = driver.launch(&o).await.expect("launch");
+        (o, machine)
+    };
+    let (open_order, open_machine) = launch(&driver, "open").await;
+    let (off_order, off_machine) = launch(&driver, "off").await;
+    let (list_order, list_machine) = launch(&driver, "allow-list 203.0.113.34:80").await;
+    let mut clients = Vec::new();
+    for machine in [&open_machine, &off_machine, &list_machine] {
+        clients.push(client(&**machine).await);
+    }
+    assert_eq!(shell(&clients[0], &public).await, "world");
+    assert_eq!(shell(&clients[1], &public).await, "none\n");
+    assert_eq!(shell(&clients[2], &public).await, "world");
+    for client in &clients {
+        for to in [World::PRIVATE, "203.0.113.1", "169.254.169.254", "127.0.0.2", "172.31.255.1"] {
+            assert_eq!(shell(client, &get(to, "x")).await, "none\n", "{to}");
+        }
+    }
+    assert_eq!(shell(&clients[2], &get("203.0.113.35", "x")).await, "none\n", "no rule names it");
+    drop(clients);
+    drop((open_machine, off_machine, list_machine));
+    driver.shutdown().await;
+    drop(driver);
+
+    // Another service finds them and enforces the same.
+    let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
+    for (o, expected) in [(&open_order, "world"), (&off_order, "none\n"), (&list_order, "world")] {
+        let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("it runs") };
+        let client = client(&*machine).await;
+        assert_eq!(shell(&client, &public).await, expected, "{}", o.egress.policy);
+        assert_eq!(shell(&client, &get(World::PRIVATE, "x")).await, "none\n", "{}", o.egress.policy);
+    }
+    for o in [&open_order, &off_order, &list_order] {
+        driver.destroy(&o.key).await.expect("destroy");
+    }
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+    drop(world);
 }
 
 #[tokio::test(flavor = "multi_thread")]

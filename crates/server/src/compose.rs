@@ -57,6 +57,7 @@ async fn open_driver(config: &ServerConfig) -> Result<Arc<dyn Driver>, StartErro
     let mut setup = MicroVmConfig::new(config.data_dir.clone());
     setup.qemu.clone_from(&config.qemu);
     setup.waiting = config.pool_size as usize;
+    setup.network.clone_from(&config.machine_network);
     setup.accelerator = match config.accel {
         Accel::Auto => AcceleratorChoice::Auto,
         Accel::Kvm => AcceleratorChoice::Kvm,

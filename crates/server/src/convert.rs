@@ -1,7 +1,7 @@
 //! From the vocabulary to the wire.
 
 use mainbrella_api::capabilities::Jail;
-use mainbrella_api::{Machine, MachineCapabilities, MachineLimits, Reason, Template};
+use mainbrella_api::{EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, Template};
 use mainbrella_engine::driver::TemplateInfo;
 use mainbrella_types::{DriverReport, JailReport, MachineRecord, SizeClass};
 
@@ -44,7 +44,8 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
         state: record.state.into(),
         catalog_id: record.spec.template.as_str().to_owned(),
         size: record.spec.size.as_str().to_owned(),
-        internet: record.spec.internet,
+        internet: record.spec.egress.leads_out(),
+        egress: EgressPolicy::from(&record.spec.egress),
         metadata: record.spec.metadata.clone(),
         isolation: traits.isolation.to_owned(),
         limits: MachineLimits { memory_mib: size.memory_mib, vcpus: size.vcpus, disk_mib: size.disk_mib },
@@ -60,7 +61,7 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
         capabilities: MachineCapabilities {
             commands: true,
             files: true,
-            internet: record.spec.internet,
+            internet: record.spec.egress.leads_out(),
             previews: verbs::PREVIEWS,
             memory_snapshot: traits.memory_snapshot,
             pause_resume: traits.memory_snapshot && verbs::PAUSE_RESUME,

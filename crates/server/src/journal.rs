@@ -36,6 +36,7 @@ impl Journal for StoreJournal {
             last_activity: change.last_activity,
             running_at: change.running_at,
             ended_at: change.ended_at,
+            egress: change.egress,
         };
         match self.store.apply(key, revision, &change).await {
             Ok(Applied::Updated(record)) => Ok(record),
@@ -64,6 +65,7 @@ fn reflects(record: &MachineRecord, change: &MachineChange) -> bool {
         && change.last_activity.is_none_or(|at| record.lease.last_activity >= at)
         && change.running_at.is_none_or(|_| record.running_at.is_some())
         && change.ended_at.is_none_or(|at| record.ended_at == Some(at))
+        && change.egress.as_ref().is_none_or(|e| record.spec.egress == *e)
 }
 
 #[cfg(test)]
@@ -84,7 +86,7 @@ mod tests {
             spec: MachineSpec {
                 template: "python".parse().expect("valid"),
                 size: SizeClass::Small,
-                internet: false,
+                egress: Default::default(),
                 ttl_ms: 60_000,
                 idle_timeout_ms: None,
                 metadata: Default::default(),

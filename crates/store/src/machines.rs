@@ -2,7 +2,7 @@
 
 use mainbrella_types::limits::IDEMPOTENCY_RETENTION_MS;
 use mainbrella_types::{
-    CreatedAt, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
+    CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
     ProjectId,
 };
 
@@ -74,6 +74,8 @@ pub struct MachineChange {
     pub running_at: Option<Millis>,
     /// When it ended. A final state needs it.
     pub ended_at: Option<Millis>,
+    /// Another egress policy. From `off` there is none.
+    pub egress: Option<EgressPolicy>,
 }
 
 /// What became of a change.
@@ -103,6 +105,9 @@ pub enum Refusal {
         /// The state asked for.
         to: MachineState,
     },
+    /// A machine without a network never gets one.
+    #[error("a machine without internet never gets it")]
+    Locked,
     /// A final state came without `ending` or `ended_at`.
     #[error("a final state needs an ending and the time of it")]
     EndingMissing,
@@ -135,6 +140,12 @@ impl MachineChange {
         }
         if let Some(at) = self.last_activity {
             next.lease.touch(at);
+        }
+        if let Some(policy) = &self.egress {
+            if !record.spec.egress.may_become(policy) {
+                return Err(Refusal::Locked);
+            }
+            next.spec.egress = policy.clone();
         }
         next.running_at = next.running_at.or(self.running_at);
         next.ended_at = self.ended_at.or(next.ended_at);

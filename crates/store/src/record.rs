@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use mainbrella_types::{CreatedAt, Failure, Generation, GenerationKey, Lease, MachineRecord, MachineSpec, Millis};
+use mainbrella_types::{
+    AllowList, CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineRecord, MachineSpec, Millis,
+};
 
 use crate::backend::{Arg, Row};
 use crate::error::{Result, StoreError};
 
 /// How many columns `machine` reads; further ones may follow.
-pub(crate) const MACHINE_COLUMNS: usize = 21;
+pub(crate) const MACHINE_COLUMNS: usize = 22;
 
 fn parsed<T>(text: &str) -> Result<T>
 where
@@ -50,7 +52,7 @@ pub(crate) fn machine(row: &Row) -> Result<MachineRecord> {
         spec: MachineSpec {
             template: parsed(&row.text(5)?)?,
             size: parsed(&row.text(6)?)?,
-            internet: row.int(7)? != 0,
+            egress: egress(row.int(7)? != 0, row.maybe_text(21)?),
             ttl_ms: unsigned(row.int(8)?)?,
             idle_timeout_ms: row.maybe_int(9)?.map(unsigned).transpose()?,
             metadata: map(&row.text(10)?)?,
@@ -69,6 +71,20 @@ pub(crate) fn machine(row: &Row) -> Result<MachineRecord> {
     })
 }
 
+/// What a machine may reach. Records from before there were policies say only whether it is anything. It fails closed: a
+/// policy that this version does not understand lets nothing through until it is set again.
+fn egress(internet: bool, text: Option<String>) -> EgressPolicy {
+    match text.map(|text| text.parse()) {
+        _ if !internet => EgressPolicy::Off,
+        None => EgressPolicy::Open,
+        Some(Ok(policy)) => policy,
+        Some(Err(e)) => {
+            tracing::error!(error = %e, "an egress policy on record is not understood; its machine is let through to nothing");
+            EgressPolicy::AllowList(AllowList::default())
+        }
+    }
+}
+
 /// The values of `MACHINE_INSERT`.
 pub(crate) fn insert_args(r: &MachineRecord) -> Result<Vec<Arg>> {
     Ok(vec![
@@ -79,7 +95,7 @@ pub(crate) fn insert_args(r: &MachineRecord) -> Result<Vec<Arg>> {
         Arg::text(&r.host),
         Arg::text(r.spec.template.as_str()),
         Arg::text(r.spec.size.as_str()),
-        Arg::Int(i64::from(r.spec.internet)),
+        Arg::Int(i64::from(r.spec.egress.leads_out())),
         Arg::Int(signed(r.spec.ttl_ms)),
         Arg::MaybeInt(r.spec.idle_timeout_ms.map(signed)),
         Arg::Text(json(&r.spec.metadata)?),
@@ -88,6 +104,7 @@ pub(crate) fn insert_args(r: &MachineRecord) -> Result<Vec<Arg>> {
         Arg::Int(r.lease.hard_deadline.0),
         Arg::MaybeInt(r.lease.idle_timeout_ms.map(signed)),
         Arg::Int(r.lease.last_activity.0),
+        Arg::Text(r.spec.egress.to_string()),
     ])
 }
 
@@ -104,6 +121,8 @@ pub(crate) fn update_args(r: &MachineRecord, revision: i64) -> Vec<Arg> {
         Arg::Int(r.lease.last_activity.0),
         Arg::MaybeInt(r.running_at.map(|t| t.0)),
         Arg::MaybeInt(r.ended_at.map(|t| t.0)),
+        Arg::Int(i64::from(r.spec.egress.leads_out())),
+        Arg::Text(r.spec.egress.to_string()),
     ]
 }
 

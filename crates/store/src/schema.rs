@@ -8,7 +8,8 @@ use crate::sql;
 ///
 /// One text serves both databases: `:text`, `:int`, `:blob` stand for their column types (text compares byte by
 /// byte), `:strict` for what makes SQLite hold to the types.
-const VERSIONS: &[&str] = &[include_str!("../migrations/0001_ground.sql")];
+const VERSIONS: &[&str] =
+    &[include_str!("../migrations/0001_ground.sql"), include_str!("../migrations/0020_egress.sql")];
 
 /// The newest version this binary knows.
 pub(crate) const NEWEST: i64 = VERSIONS.len() as i64;
@@ -54,5 +55,63 @@ pub(crate) fn parse_version(text: &str) -> Result<i64> {
     match text.parse() {
         Ok(v) if v >= 1 => Ok(v),
         _ => Err(StoreError::corrupt("schema version is not a number")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainbrella_types::{EgressPolicy, GenerationKey, MachineSpec, Millis, ProjectId, SizeClass};
+
+    use crate::backend::Backend;
+    use crate::{BeginCreate, NewMachine, Store};
+
+    async fn sql(store: &Store, text: &'static str) {
+        let Backend::Sqlite { writer, .. } = &store.db else { unreachable!("opened as SQLite") };
+        sqlx::raw_sql(text).execute(writer).await.expect(text);
+    }
+
+    #[tokio::test]
+    async fn records_from_before_there_were_egress_policies_are_understood() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("db");
+        let store = Store::open_sqlite(&path, Millis(0)).await.expect("opens");
+        let mut made = Vec::new();
+        for egress in [EgressPolicy::Off, EgressPolicy::Open] {
+            let new = NewMachine {
+                key: GenerationKey::new(uuid::Uuid::now_v7()),
+                project: ProjectId::default_project(),
+                slot: None,
+                host: "here".into(),
+                spec: MachineSpec {
+                    template: "python".parse().expect("valid"),
+                    size: SizeClass::Small,
+                    egress,
+                    ttl_ms: 60_000,
+                    idle_timeout_ms: None,
+                    metadata: Default::default(),
+                    env: Default::default(),
+                },
+                now: Millis(10),
+            };
+            let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };
+            made.push(record);
+        }
+        // As version 1 left it.
+        sql(&store, "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'").await;
+        store.close().await;
+        let store = Store::open_sqlite(&path, Millis(0)).await.expect("opens");
+        for record in &made {
+            assert_eq!(store.machine_by_key(&record.key).await.expect("read").as_ref(), Some(record));
+        }
+        // What this version does not understand lets nothing through, and keeps nobody from reading the rest.
+        sql(&store, "UPDATE machines SET egress = 'allow-list ~never a rule~'").await;
+        for record in &made {
+            let read = store.machine_by_key(&record.key).await.expect("read").expect("there");
+            let nothing = EgressPolicy::AllowList(Default::default());
+            let expected = if record.spec.egress == EgressPolicy::Off { EgressPolicy::Off } else { nothing };
+            assert_eq!(read.spec.egress, expected);
+        }
+        assert_eq!(store.living("here").await.expect("read").len(), 2);
+        store.close().await;
     }
 }

@@ -15,7 +15,7 @@ macro_rules! machine_columns {
     () => {
         "m.key, m.project, m.id, m.created_at, m.host, m.template, m.size, m.internet, m.ttl_ms, \
          m.spec_idle_timeout_ms, m.metadata, m.env, m.state, m.ending_kind, m.ending_message, m.hard_deadline, \
-         m.idle_timeout_ms, m.last_activity, m.running_at, m.ended_at, m.revision"
+         m.idle_timeout_ms, m.last_activity, m.running_at, m.ended_at, m.revision, m.egress"
     };
 }
 
@@ -66,8 +66,8 @@ statements! {
                    WHERE m.project = $1 AND m.id = $2 AND m.state NOT IN ('stopped', 'failed')";
 
     MACHINE_INSERT = "INSERT INTO machines (key, project, id, created_at, host, template, size, internet, ttl_ms, \
-                      spec_idle_timeout_ms, metadata, env, state, hard_deadline, idle_timeout_ms, last_activity, revision) \
-                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 1)";
+                      spec_idle_timeout_ms, metadata, env, state, hard_deadline, idle_timeout_ms, last_activity, egress, \
+                      revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, 1)";
     METADATA_INSERT = "INSERT INTO machine_metadata (machine_key, project, name, value, created_at) \
                        VALUES ($1, $2, $3, $4, $5)";
     MACHINE_BY_KEY = concat!("SELECT ", machine_columns!(), " FROM machines m WHERE m.key = $1");
@@ -79,7 +79,7 @@ statements! {
                               WHERE m.host = $1 AND m.state NOT IN ('stopped', 'failed') AND m.key > $2 \
                               ORDER BY m.key LIMIT $3");
     MACHINE_UPDATE = "UPDATE machines SET state = $3, ending_kind = $4, ending_message = $5, hard_deadline = $6, \
-                      idle_timeout_ms = $7, last_activity = $8, running_at = $9, ended_at = $10, revision = revision + 1 \
+                      idle_timeout_ms = $7, last_activity = $8, running_at = $9, ended_at = $10, internet = $11, egress = $12, revision = revision + 1 \
                       WHERE key = $1 AND revision = $2";
 
     LIST_ALL = concat!("SELECT ", machine_columns!(), " FROM machines m \

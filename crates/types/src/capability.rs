@@ -1,5 +1,7 @@
 //! What a driver can really do on this host. Derived from probes, never declared by hand.
 
+use crate::egress::EgressPolicy;
+
 /// How strongly a machine is separated from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isolation {
@@ -71,6 +73,21 @@ pub struct JailReport {
     pub pids_limit: bool,
 }
 
+impl DriverReport {
+    /// Whether this driver on this host can enforce `policy`.
+    ///
+    /// # Errors
+    /// Why not, in one sentence that may be told.
+    pub fn enforces(&self, policy: &EgressPolicy) -> Result<(), &'static str> {
+        match policy {
+            EgressPolicy::Open if !self.internet => Err("this host cannot give machines a way to the internet"),
+            EgressPolicy::AllowList(_) if !self.allow_list => Err("this host cannot keep machines to an allow-list"),
+            EgressPolicy::Off if !self.internet_off => Err("this host cannot keep machines off the internet"),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What a driver says of itself after its probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverReport {
@@ -88,6 +105,8 @@ pub struct DriverReport {
     pub vmm: String,
     /// Whether machines can be given a way to the internet.
     pub internet: bool,
+    /// Whether machines can be kept to an allow-list.
+    pub allow_list: bool,
     /// Whether the driver can enforce that a machine has none.
     pub internet_off: bool,
     /// Whether memory and disk can be captured and brought back.

@@ -58,6 +58,8 @@ codes! {
     MachineNotRunning = "machine_not_running", 409, Never, "Inspect the machine; its state and reason say what happened. Create another one if it has ended.";
     /// The slot is taken by a living machine.
     SlotInUse = "slot_in_use", 409, Never, "Stop the machine in this slot first, or create without a slot name.";
+    /// The machine has no network, for ever.
+    EgressLocked = "egress_locked", 409, Never, "A machine without internet never gets it; create another machine.";
     /// The key was used with another body.
     IdempotencyConflict = "idempotency_conflict", 409, Never, "Use a new Idempotency-Key for a different request.";
     /// The first request with this key is still being carried out.

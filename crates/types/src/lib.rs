@@ -3,6 +3,8 @@
 //! Nothing here performs I/O, reads a clock or awaits; time enters as an argument ([`Millis`]).
 
 pub mod capability;
+pub mod denial;
+pub mod egress;
 pub mod error;
 pub mod id;
 pub mod lease;
@@ -14,6 +16,8 @@ pub mod state;
 pub mod time;
 
 pub use capability::{Accelerator, DriverReport, Isolation, JailReport};
+pub use denial::DenyRule;
+pub use egress::{AllowList, Decision, Denial, EgressPolicy, EgressRule, HostName, Target};
 pub use error::{ErrorCode, Retry};
 pub use id::{Generation, GenerationKey, IdError, MachineId, ProjectId, TemplateName};
 pub use lease::{Lease, LeaseEnd};

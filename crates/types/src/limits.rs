@@ -126,6 +126,13 @@ pub const JSON_BODY_MAX: usize = 4 * 1024 * 1024;
 /// Longest name or label of an API key, bytes.
 pub const KEY_NAME_MAX: usize = 64;
 
+/// Most rules of one egress policy.
+pub const EGRESS_RULES_MAX: usize = 256;
+/// Denied connections kept of one machine, the latest; older ones are only counted.
+pub const EGRESS_EVENTS_KEPT: usize = 512;
+/// Longest host name, bytes.
+pub const HOST_NAME_MAX: usize = 253;
+
 const _: () = assert!(IDEMPOTENCY_RETENTION_MS >= 3600 * 1000);
 const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::egress::EgressPolicy;
 use crate::id::{Generation, GenerationKey, IdError, ProjectId, TemplateName};
 use crate::lease::Lease;
 use crate::limits;
@@ -16,8 +17,8 @@ pub struct MachineSpec {
     pub template: TemplateName,
     /// How big it is.
     pub size: SizeClass,
-    /// Whether it may reach the internet. `false` is immutable for the generation.
-    pub internet: bool,
+    /// What it may reach. `off` is immutable for the generation.
+    pub egress: EgressPolicy,
     /// Hard lease, milliseconds from creation.
     pub ttl_ms: u64,
     /// Idle timeout, milliseconds; `None`: never ends for idleness.
@@ -129,7 +130,7 @@ mod tests {
         MachineSpec {
             template: "python".parse().expect("valid"),
             size: SizeClass::Small,
-            internet: false,
+            egress: EgressPolicy::Off,
             ttl_ms: 60_000,
             idle_timeout_ms: None,
             metadata: BTreeMap::new(),

@@ -20,7 +20,9 @@ async fn a_debian_machine_runs_commands_keeps_files_and_goes() {
     let record = machine.record().await;
     assert_eq!((record.state, record.size.as_str(), record.catalog_id.as_str()), (State::Running, "micro", "python"));
     assert_eq!((record.limits.memory_mib, record.limits.vcpus, record.limits.disk_mib), (512, 1, 4096));
-    assert!(!record.internet && record.started_at_ms.is_some() && record.ended_at_ms.is_none());
+    let network = service.client().capabilities().await.expect("capabilities").networking;
+    assert_eq!((record.internet, network.internet), (network.internet_default, network.internet_default));
+    assert!(record.started_at_ms.is_some() && record.ended_at_ms.is_none());
     assert!(machine.text("cat /etc/os-release").await.contains("trixie"));
     assert!(machine.text("python3 -c 'print(6*7)'").await == "42\n");
     for tool in ["pip", "git", "curl", "tmux", "ps"] {

@@ -4,6 +4,7 @@ mod agent;
 mod data;
 mod host;
 mod jail;
+mod network;
 mod service;
 
 use serde::Serialize;
@@ -72,6 +73,7 @@ pub async fn examine(context: &Context) -> Report {
         let mut checks = host::checks();
         checks.extend(host::accelerator(dir.as_deref(), verdict));
         checks.extend(jail::checks());
+        checks.extend(network::checks());
         checks.extend(data::checks(dir.as_deref()));
         checks
     })

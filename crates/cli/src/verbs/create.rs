@@ -9,6 +9,7 @@ use mainbrella_types::ErrorCode;
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
 use crate::values::{Pair, Span};
+use crate::verbs::egress::RuleArgs;
 
 /// Create a machine; prints its name, ID@CREATED_AT
 #[derive(Debug, clap::Args)]
@@ -34,6 +35,8 @@ pub struct Args {
     /// Whether it may reach the internet; `off` holds for ever [default: as the host has it]
     #[arg(long, value_enum, value_name = "on|off")]
     internet: Option<Switch>,
+    #[command(flatten)]
+    rules: RuleArgs,
     /// A label to find it by; may be given several times
     #[arg(long = "label", value_name = "NAME=VALUE")]
     labels: Vec<Pair>,
@@ -53,6 +56,7 @@ enum Switch {
 
 /// Creates a machine.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
+    let egress = args.rules.policy()?;
     let client = context.client()?;
     let wanted = args.internet.map(|s| s == Switch::On);
     let body = CreateMachine {
@@ -61,6 +65,7 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         ttl_seconds: Some(args.ttl.seconds()),
         idle_timeout_seconds: args.idle.map(Span::seconds),
         internet: wanted,
+        egress: egress.clone(),
         persistent: args.persistent,
         metadata: args.labels.into_iter().map(|Pair(k, v)| (k, v)).collect(),
         env: args.env.into_iter().map(|Pair(k, v)| (k, v)).collect(),
@@ -83,15 +88,15 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     })?;
     let machine = created.machine;
     let name = MachineRef::from(&machine);
-    if let Some(internet) = wanted
-        && machine.internet != internet
-    {
+    // The service writes rules in its own form; those of a machine that was there already may have been changed.
+    let other_rules = egress.is_some_and(|e| !created.replayed && e.checked() != machine.egress.checked());
+    if other_rules || wanted.is_some_and(|internet| machine.internet != internet) {
         let stopped = client.stop(&name).await.is_ok();
         let fate = if stopped { "it was stopped" } else { "and it could not be stopped" };
         return Err(Failure::new(
             Exit::Unsupported,
             "unsupported",
-            format!("{name} did not get the internet setting asked for; {fate}"),
+            format!("{name} did not get the network setting asked for; {fate}"),
         ));
     }
     if context.output.json {

@@ -1,6 +1,6 @@
 //! `mainbrella get`.
 
-use mainbrella_client::api::Machine;
+use mainbrella_client::api::{EgressKind, Machine};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -24,6 +24,17 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// What it may reach, in a few words.
+fn reach(m: &Machine) -> String {
+    match (m.egress.policy, m.egress.rules.len(), m.egress.dry_run) {
+        _ if !m.internet => "off".to_owned(),
+        (EgressKind::AllowList, _, true) => "on; a dry run of an allow-list".to_owned(),
+        (EgressKind::AllowList, 1, false) => "what 1 rule allows".to_owned(),
+        (EgressKind::AllowList, n, false) => format!("what {n} rules allow"),
+        _ => "on".to_owned(),
+    }
+}
+
 /// Prints a machine: one fact a line.
 pub fn show(context: &Context, m: &Machine) -> Result<(), Failure> {
     if context.output.json {
@@ -43,7 +54,7 @@ pub fn show(context: &Context, m: &Machine) -> Result<(), Failure> {
             format!("{}: {} MiB, {} vCPU, {} MiB disk", m.size, m.limits.memory_mib, m.limits.vcpus, m.limits.disk_mib),
         ),
         ("isolation", m.isolation.clone()),
-        ("internet", if m.internet { "on" } else { "off" }.to_owned()),
+        ("internet", reach(m)),
     ];
     if let Some(at) = m.started_at_ms {
         facts.push(("answered first", instant(at)));

@@ -5,6 +5,7 @@ pub mod contexts;
 pub mod cp;
 pub mod create;
 pub mod doctor;
+pub mod egress;
 pub mod env;
 pub mod exec;
 pub mod extend;

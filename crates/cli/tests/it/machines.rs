@@ -230,3 +230,90 @@ fn doctor_needs_no_service_and_its_json_is_stable() {
     assert!(said.contains("the key in MAINBRELLA_API_KEY does not work: The API key is not valid."), "{said}");
     assert!(!said.contains(KEY));
 }
+
+fn listed(rules: &[&str]) -> serde_json::Value {
+    let mut m = machine("m-1", 90);
+    m["internet"] = true.into();
+    m["egress"] = value!({"policy": "allow-list", "rules": rules});
+    m
+}
+
+#[test]
+fn a_create_takes_rules_from_files_and_from_the_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("rules");
+    std::fs::write(&file, "# what pip needs\npypi.org\n*.pythonhosted.org # and this\n").expect("written");
+    let path = file.to_str().expect("UTF-8");
+    let service = Service::start([json(201, listed(&["a.example", "pypi.org", "*.pythonhosted.org"]))]);
+    let said = run(&service, &["create", "--egress", path, "--allow", "a.example"]);
+    assert!(said.starts_with("code: 0\n"), "{said}");
+    let expected = value!({"policy": "allow-list", "rules": ["a.example", "pypi.org", "*.pythonhosted.org"]});
+    assert_eq!(service.requests()[0].json()["egress"], expected);
+
+    std::fs::write(&file, r#"{"policy": "allow-list", "rules": ["b.example"], "dryRun": true}"#).expect("written");
+    let mut dry = listed(&["b.example"]);
+    dry["egress"]["dryRun"] = true.into();
+    let service = Service::start([json(201, dry.clone())]);
+    assert!(run(&service, &["create", "--egress", path]).starts_with("code: 0\n"));
+    assert_eq!(service.requests()[0].json()["egress"], dry["egress"]);
+
+    // What is no policy is told before anything is asked of the service.
+    let silent = Service::start([]);
+    for words in [
+        &["create", "--allow", "10.0.0.0/8"][..],
+        &["create", "--allow", "https://a.example"],
+        &["create", "--dry-run"],
+        &["create", "--egress", "/nonexistent/rules"],
+        &["create", "--egress", path, "--allow", "a.example"],
+        &["egress", "set", "m-1"],
+        &["egress", "set", "m-1", "open", "--allow", "a.example"],
+        &["egress", "set", "m-1", "ajar"],
+        &["egress", "explain", "m-1", ":443"],
+    ] {
+        let said = run(&silent, words);
+        assert!(!said.starts_with("code: 0") && said.contains("--- stdout\n--- stderr\n"), "{words:?}: {said}");
+    }
+    assert!(silent.requests().is_empty());
+
+    let other = Service::start([json(201, machine("m-1", 90)), json(200, value!({"outcome": "stopped", "machine": machine("m-1", 90)}))]);
+    assert!(run(&other, &["create", "--allow", "a.example"]).contains("did not get the network setting"));
+    assert!(other.requests()[1].line.contains("/stop"));
+}
+
+#[test]
+fn egress_is_shown_changed_explained_and_its_log_followed() {
+    let service = Service::start([json(200, listed(&["a.example", "*.b.example:8443"]))]);
+    snapshot("egress show", run(&service, &["egress", "show", "m-1"]));
+    let service = Service::start([json(200, machine("m-1", 90)), json(200, listed(&["a.example"]))]);
+    let said = run(&service, &["egress", "set", "m-1", "--allow", "a.example"]);
+    assert!(said.contains("what 1 rule allows"), "{said}");
+    let request = &service.requests()[1];
+    assert_eq!(request.line, "PUT /v1/machines/m-1/egress?createdAt=2026-10-08T12%3A00%3A00.000Z");
+    assert_eq!(request.json(), value!({"policy": "allow-list", "rules": ["a.example"]}));
+    let locked = error(409, "egress_locked", "The machine has no internet.");
+    let service = Service::start([json(200, machine("m-1", 90)), locked]);
+    assert!(run(&service, &["egress", "set", "m-1", "open"]).starts_with("code: 6\n"));
+
+    let explanation = value!({
+        "host": "in.example", "port": 22, "outcome": "denied", "allowedBy": null, "deniedBy": "reserved",
+        "reason": "In.example resolves to 10.0.0.1, which is private: no machine may reach it.",
+        "addresses": [{"address": "10.0.0.1", "reserved": "private"}],
+    });
+    let service = Service::start([json(200, machine("m-1", 90)), json(200, explanation)]);
+    snapshot("egress explain", run(&service, &["egress", "explain", "m-1", "in.example:22"]));
+    assert!(service.requests()[1].line.ends_with("&host=in.example&port=22"), "{}", service.requests()[1].line);
+
+    let event = |n: u64, host: &str| {
+        value!({"sequence": n, "timeMs": 1_790_000_000_000_u64, "outcome": "denied", "name": host, "address": null, "port": 443,
+            "rule": "no-rule", "reason": "No rule of the allow-list matches."})
+    };
+    let page = |events: Vec<serde_json::Value>, more: bool| {
+        value!({"id": "m-1", "createdAt": "2026-10-08T12:00:00.000Z", "nextCursor": events.last().map_or(value!(0), |e| e["sequence"].clone()),
+            "events": events, "hasMore": more, "denied": 9, "wouldDeny": 0})
+    };
+    let pages = [page(vec![event(1, "a.example")], true), page(vec![event(7, "b\u{1b}[31m.example")], false)];
+    let [first, second] = pages.map(|p| json(200, p));
+    let service = Service::start([json(200, machine("m-1", 90)), first, second]);
+    snapshot("egress log", run(&service, &["egress", "log", "m-1"]));
+    assert!(service.requests()[2].line.contains("&cursor=1&"), "{}", service.requests()[2].line);
+}

@@ -8,6 +8,7 @@ mod contexts;
 mod files;
 mod guest;
 mod job;
+mod network;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,15 +17,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mainbrella_guest_protocol::guest_side::{self, GuestService};
-use mainbrella_types::{DriverReport, GenerationKey, Isolation, JailReport, SizeClass, TemplateName};
+use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, Isolation, JailReport, SizeClass, TemplateName};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchOrder, TemplateInfo};
+use crate::driver::{
+    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, TemplateInfo,
+};
 use crate::error::DriverError;
 use crate::machine::Language;
 pub use guest::GuestFaults;
+use network::FakeNetwork;
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
 #[derive(Debug, Default)]
@@ -37,6 +41,8 @@ pub struct HostFaults {
     pub destroy: AtomicU32,
     /// Dials that fail.
     pub dial: AtomicU32,
+    /// Policies that cannot be put in force.
+    pub egress: Arc<AtomicU32>,
 }
 
 /// Takes one fault from a counter; says whether there was one.
@@ -48,6 +54,7 @@ struct FakeMachine {
     service: GuestService,
     exit: watch::Sender<Option<ExitReport>>,
     link: Mutex<CancellationToken>,
+    network: FakeNetwork,
 }
 
 /// The driver. Clones share their machines and faults.
@@ -60,6 +67,7 @@ pub struct FakeDriver {
     pub guest: Arc<GuestFaults>,
     launch_time: Duration,
     templates: Vec<TemplateName>,
+    internet: bool,
     /// Where machines live: on the runtime that made the driver, so that an engine's own can end without them.
     home: Option<Handle>,
     make_guest: Option<MakeGuest>,
@@ -85,9 +93,23 @@ impl FakeDriver {
             guest: Arc::default(),
             launch_time,
             templates,
+            internet: false,
             home: Handle::try_current().ok(),
             make_guest: None,
         }
+    }
+
+    /// A driver that can give machines a way to the internet, and keep them to an allow-list.
+    #[must_use]
+    pub fn with_internet(mut self) -> Self {
+        self.internet = true;
+        self
+    }
+
+    /// The policy in force for a machine. `None`: there is no such machine, or none could be put in force.
+    #[must_use]
+    pub fn egress(&self, key: &GenerationKey) -> Option<EgressPolicy> {
+        self.machines().get(key)?.network.policy()
     }
 
     /// A driver whose machines have other guests than the scripted one.
@@ -136,7 +158,8 @@ impl FakeDriver {
             Some(make) => make(),
             None => guest_side::service(guest::router(Arc::clone(&self.guest), self.home())),
         };
-        let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default() });
+        let network = FakeNetwork::new(Arc::clone(&self.host.egress));
+        let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default(), network });
         self.machines().insert(key, Arc::clone(&machine));
         machine
     }
@@ -174,6 +197,10 @@ impl Instance for FakeInstance {
         let report = exit.wait_for(Option::is_some).await.ok().and_then(|r| r.clone());
         report.unwrap_or_else(|| ExitReport::Vmm("it was removed".into()))
     }
+
+    fn network(&self) -> Option<&dyn MachineNetwork> {
+        Some(&self.machine.network)
+    }
 }
 
 #[async_trait]
@@ -186,7 +213,8 @@ impl Driver for FakeDriver {
             isolation: Isolation::SharedKernel,
             jail: JailReport::default(),
             vmm: "none".into(),
-            internet: false,
+            internet: self.internet,
+            allow_list: self.internet,
             internet_off: true,
             memory_snapshot: false,
             fork: false,
@@ -214,9 +242,7 @@ impl Driver for FakeDriver {
         if !self.templates.contains(&order.template) {
             return Err(DriverError::TemplateMissing(order.template.to_string()));
         }
-        if order.internet {
-            return Err(DriverError::Unsupported("this host gives machines no way to the internet".into()));
-        }
+        self.report().enforces(&order.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         if !self.launch_time.is_zero() {
             tokio::time::sleep(self.launch_time).await;
         }
@@ -224,15 +250,21 @@ impl Driver for FakeDriver {
             return Err(DriverError::Stage { stage: "launch", detail: "a fault was asked for".into() });
         }
         let machine = self.put(order.key);
+        if let Err(e) = machine.network.enforce(&order.egress) {
+            self.machines().remove(&order.key);
+            return Err(e);
+        }
         Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
     }
 
-    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
+    async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
         let Some(machine) = self.machines().get(key).cloned() else { return Ok(Adoption::Absent) };
         let report = machine.exit.borrow().clone();
         Ok(match report {
             Some(report) => Adoption::Dead(report),
             None => {
+                // It fails closed.
+                let _ = machine.network.enforce(egress);
                 Adoption::Running(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
             }
         })

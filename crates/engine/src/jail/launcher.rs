@@ -62,6 +62,14 @@ fn run(socket: &OwnedFd) -> Result<(), StageError> {
         std::fs::write(file, "0").stage("joining the control group")?;
     }
     walls::unshare_outer(&spec)?;
+    let (mut spec, mut descriptors) = (spec, descriptors);
+    if let Some(number) = spec.tap {
+        if !spec.walls.network_namespace {
+            return Err(io::Error::other("a tap is only made in a network namespace of its own")).stage("tap");
+        }
+        descriptors.push(mainbrella_net::tap::open().stage("tap")?);
+        spec.descriptors.push(number);
+    }
     // SAFETY: this process has one thread, so the child may go on using everything.
     match unsafe { fork() }.stage("fork")? {
         ForkResult::Parent { child } => {

@@ -191,6 +191,7 @@ fn attempt(ground: &Ground<'_>, p: &Probe, group: Option<&str>) -> Result<JailRe
         argv.extend(["-sandbox".to_owned(), SANDBOX.to_owned()]);
     }
     let spec = JailSpec {
+        tap: None,
         program: ground.qemu.to_owned(),
         argv,
         walls: p.walls,

@@ -61,6 +61,9 @@ pub struct JailSpec {
     pub devices: Vec<PathBuf>,
     /// Largest file it may write, bytes.
     pub file_size_max: u64,
+    /// Number that a tap made in the new network namespace gets; `None`: no tap.
+    #[serde(default)]
+    pub tap: Option<i32>,
     /// Numbers the passed descriptors get, in the order they are sent. Output and errors are 1 and 2; 0 is `/dev/null`.
     pub descriptors: Vec<i32>,
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainbrella_guest_protocol::pb;
-use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
+use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, ExitReport, Instance, LaunchOrder};
+use crate::driver::{Driver, EgressOrder, ExitReport, Instance, LaunchOrder};
 use crate::engine::EngineConfig;
 use crate::error::EngineError;
 use crate::journal::{Change, Journal, JournalError};
@@ -34,6 +34,8 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(30);
 /// A use is made durable at the latest after so long, so that a restart knows it to within this bound.
 const ACTIVITY_GRAIN_MS: u64 = 10_000;
+/// Longest change of an egress policy.
+const EGRESS_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep between two looks at a lease; the wall clock may be set meanwhile.
 const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
 
@@ -136,7 +138,7 @@ impl Actor {
             key: self.record.key,
             template: self.record.spec.template.clone(),
             size: self.record.spec.size,
-            internet: self.record.spec.internet,
+            egress: self.egress(self.record.spec.egress.clone()),
         };
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,
@@ -203,6 +205,9 @@ impl Actor {
                     }
                     Some(Message::Extend { ttl_ms, idle_timeout_ms, reply }) => {
                         let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
+                    }
+                    Some(Message::SetEgress { policy, reply }) => {
+                        let _ = reply.send(self.set_egress(&*instance, policy).await);
                     }
                     Some(Message::Stop { reply }) => {
                         if let Some(finish) = self.stop(reply).await {
@@ -304,6 +309,44 @@ impl Actor {
         Ok(self.record.clone())
     }
 
+    fn egress(&self, policy: EgressPolicy) -> EgressOrder {
+        EgressOrder { policy, log: self.shared.shelf.egress() }
+    }
+
+    /// On record first: whatever happens then, the next service enforces what the caller asked for.
+    async fn set_egress(
+        &mut self,
+        instance: &dyn Instance,
+        policy: EgressPolicy,
+    ) -> Result<MachineRecord, EngineError> {
+        if admit(self.record.state, Request::SetEgress) != Admission::Accept {
+            return Err(not_running(self.record.state, self.record.ending.as_ref()));
+        }
+        if !self.record.spec.egress.may_become(&policy) {
+            return Err(EngineError::new(
+                ErrorCode::EgressLocked,
+                "the machine has no internet, which holds as long as it lives",
+            ));
+        }
+        self.world.driver.report().enforces(&policy).map_err(|why| EngineError::new(ErrorCode::Unsupported, why))?;
+        let Some(network) = instance.network() else {
+            return Err(EngineError::new(ErrorCode::Unsupported, "this host cannot change what a machine may reach"));
+        };
+        self.shared.gate.touch();
+        self.write(Change { egress: Some(policy.clone()), ..Change::default() }).await.map_err(|e| store_failed(&e))?;
+        let order = self.egress(policy);
+        let set = match timeout(EGRESS_DEADLINE, network.set_egress(&order)).await {
+            Ok(set) => set.map_err(|e| EngineError::from(e).internal().unwrap_or_default().to_owned()),
+            Err(_) => Err("it took too long".to_owned()),
+        };
+        set.map_err(|why| {
+            warn!(machine = %self.record.generation, why, "an egress policy could not be put in force");
+            let message = "the policy is on record but could not be put in force; until it is set again the machine reaches nothing";
+            EngineError::new(ErrorCode::Internal, message).because(why)
+        })?;
+        Ok(self.record.clone())
+    }
+
     /// Carries out a stop. `None`: it could not be made durable and the machine goes on.
     async fn stop(&mut self, reply: oneshot::Sender<Result<StopOutcome, EngineError>>) -> Option<Finish> {
         let failure = Failure { kind: FailureKind::StopRequested, message: "it was stopped on request".into() };
@@ -384,7 +427,7 @@ impl Actor {
                 () = tokio::time::sleep_until(end) => return true,
                 message = self.inbox.recv() => match message {
                     None | Some(Message::Detach) => return false,
-                    Some(Message::Extend { reply, .. }) => {
+                    Some(Message::Extend { reply, .. } | Message::SetEgress { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }
                     Some(Message::Stop { reply }) if uncertain => {

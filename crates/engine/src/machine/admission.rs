@@ -7,6 +7,8 @@ use mainbrella_types::MachineState;
 pub(crate) enum Request {
     /// Change its lease.
     Extend,
+    /// Change what it may reach.
+    SetEgress,
     /// End it.
     Stop,
 }
@@ -28,6 +30,9 @@ pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
     match (request, state) {
         (Request::Extend, Creating | Running | Pausing | Paused | Resuming) => Admission::Accept,
         (Request::Extend, Stopping | Stopped | Failed) => Admission::Deny,
+        // The policy in force and the one on record change together: only where there is one in force.
+        (Request::SetEgress, Running) => Admission::Accept,
+        (Request::SetEgress, _) => Admission::Deny,
         (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
         (Request::Stop, _) => Admission::Accept,
     }
@@ -41,6 +46,7 @@ mod tests {
     fn a_final_machine_is_never_extended_and_stopping_it_is_done() {
         for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
             assert_eq!(admit(s, Request::Extend), Admission::Deny);
+            assert_eq!(admit(s, Request::SetEgress), Admission::Deny);
             assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use mainbrella_types::{ErrorCode, Failure, FailureKind, MachineRecord, MachineState, limits};
+use mainbrella_net::Explanation;
+use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, Target, limits};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,10 @@ pub(crate) enum Message {
     Extend {
         ttl_ms: Option<u64>,
         idle_timeout_ms: Option<u64>,
+        reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
+    SetEgress {
+        policy: EgressPolicy,
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
     Stop {
@@ -169,6 +174,40 @@ impl MachineHandle {
     ) -> Result<MachineRecord, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Extend { ttl_ms, idle_timeout_ms, reply }, answer).await
+    }
+
+    /// Puts the machine under another egress policy; connections made under the former one end. `off` is for ever.
+    ///
+    /// # Errors
+    /// `egress_locked` when the machine has no network, `unsupported` when the host cannot enforce the policy; when it
+    /// does not run, or the change could not be made durable. When it is durable and could not be put in force, the
+    /// machine reaches nothing until it is set again.
+    pub async fn set_egress(&self, policy: EgressPolicy) -> Result<MachineRecord, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::SetEgress { policy, reply }, answer).await
+    }
+
+    /// Says what would become of a connection from inside the machine, and why. Nothing is connected; a name that the
+    /// policy allows is resolved by the host.
+    ///
+    /// # Errors
+    /// When the machine does not run.
+    pub async fn explain_egress(&self, target: &Target<'_>, port: u16) -> Result<Explanation, EngineError> {
+        let link = self.link()?;
+        let policy = self.record().spec.egress;
+        match link.instance().network() {
+            Some(network) if policy.leads_out() => {
+                self.unless_gone(async { Ok(network.explain(target, port).await) }).await
+            }
+            None if policy.leads_out() => Ok(Explanation::closed()),
+            _ => Ok(Explanation::off()),
+        }
+    }
+
+    /// What the machine was not let through to.
+    #[must_use]
+    pub fn egress_log(&self) -> Arc<mainbrella_net::EgressLog> {
+        self.shared.shelf.egress()
     }
 
     /// Ends the machine. Idempotent.

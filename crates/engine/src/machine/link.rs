@@ -37,6 +37,11 @@ impl Link {
         Self { instance, key, current: Mutex::new(None) }
     }
 
+    /// The machine.
+    pub(crate) fn instance(&self) -> &dyn Instance {
+        &*self.instance
+    }
+
     /// The live connection; a new one if the last has ended. Callers wait for one dial together.
     pub(crate) async fn client(&self) -> Result<GuestClient, EngineError> {
         let mut current = self.current.lock().await;

@@ -27,6 +27,8 @@ pub mod fd {
     pub const KERNEL: i32 = 9;
     /// Initramfs (cold only).
     pub const INITRD: i32 = 10;
+    /// The tap, made by the launcher.
+    pub const TAP: i32 = 11;
 }
 
 /// Size of the translator's code cache under software emulation, MiB: what it once filled is not given back. QEMU's own
@@ -65,6 +67,8 @@ pub struct VmPlan {
     pub start: Start,
     /// Whether QEMU's seccomp sandbox is asked for.
     pub sandbox: bool,
+    /// Whether it has a network card.
+    pub network: bool,
 }
 
 /// The kernel command line of a cold boot. `tsc_khz`: frequency of the host's time stamp counter; without it and under
@@ -133,6 +137,11 @@ pub fn command_line(plan: &VmPlan) -> Vec<String> {
     a.pair("-chardev", format!("socket,id=agent,fd={},server=on,wait=off", fd::AGENT));
     a.pair("-device", "virtserialport,chardev=agent,name=agent");
     a.pair("-device", "virtio-rng-device");
+    if plan.network {
+        let mac = mainbrella_net::tap::GUEST_MAC.map(|b| format!("{b:02x}")).join(":");
+        a.pair("-netdev", format!("tap,id=net,fd={},vhost=off", fd::TAP));
+        a.pair("-device", format!("virtio-net-device,netdev=net,mac={mac}"));
+    }
     a.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fd::QMP));
     a.pair("-mon", "chardev=qmp,mode=control");
     match &plan.start {
@@ -191,6 +200,7 @@ mod tests {
             vcpus: 1,
             start,
             sandbox: true,
+            network: true,
         }
     }
 

@@ -60,7 +60,7 @@ impl KeyInputs {
     pub fn new(
         qemu: &str,
         accelerator: Accelerator,
-        sandbox: bool,
+        (sandbox, network): (bool, bool),
         processor: &str,
         template: &TemplateName,
         size: SizeSpec,
@@ -73,6 +73,7 @@ impl KeyInputs {
             vcpus: size.vcpus,
             start,
             sandbox,
+            network,
         };
         // The counter's rate is measured and never twice the same; the manifest holds it, with a tolerance.
         let cold = Start::Cold { kernel_arguments: kernel_arguments((accelerator == Accelerator::Tcg).then_some(0)) };
@@ -357,7 +358,7 @@ mod tests {
             root_digest: "r".into(),
         };
         let template = "python".parse().expect("valid");
-        KeyInputs::new("QEMU 7.2", Accelerator::Tcg, true, "cpu", &template, SizeClass::Micro.spec(), &files)
+        KeyInputs::new("QEMU 7.2", Accelerator::Tcg, (true, true), "cpu", &template, SizeClass::Micro.spec(), &files)
     }
 
     #[test]

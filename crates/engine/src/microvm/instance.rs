@@ -4,11 +4,12 @@ use std::fs;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mainbrella_types::GenerationKey;
+use mainbrella_net::Explanation;
+use mainbrella_types::{GenerationKey, Target};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -18,7 +19,8 @@ use super::folder::{self, AGENT_SOCKET, CONSOLE_LOG, VMM_LOG};
 use super::qmp::{Event, Qmp};
 use super::seats::Seat;
 use super::vmm::{Vmm, control, log_text};
-use crate::driver::{ExitReport, GuestStream, Instance};
+use super::{Inner, detached};
+use crate::driver::{EgressOrder, ExitReport, GuestStream, Instance, MachineNetwork};
 use crate::error::DriverError;
 
 /// Pause between tries.
@@ -40,6 +42,7 @@ pub struct Machine {
     /// Its VMM.
     pub vmm: Vmm,
     seat: Mutex<Option<Seat>>,
+    network: tokio::sync::Mutex<Option<mainbrella_net::Seat>>,
     exit: watch::Sender<Option<ExitReport>>,
     stream: Mutex<Option<StdStream>>,
     watcher: OnceLock<tokio::task::AbortHandle>,
@@ -71,6 +74,7 @@ impl Machine {
             folder,
             vmm,
             seat,
+            network: tokio::sync::Mutex::new(None),
             exit: watch::Sender::new(None),
             stream: Mutex::new(None),
             watcher: OnceLock::new(),
@@ -98,6 +102,29 @@ impl Machine {
         self.hang_up();
     }
 
+    /// Takes the seat of its network.
+    pub async fn seat_in(&self, network: Option<mainbrella_net::Seat>) {
+        *self.network.lock().await = network;
+    }
+
+    /// The seat of its network, if it has one.
+    pub(super) async fn network(&self) -> tokio::sync::MutexGuard<'_, Option<mainbrella_net::Seat>> {
+        self.network.lock().await
+    }
+
+    /// The number of its seat, while it has one.
+    pub(super) fn seat_index(&self) -> Option<u32> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Seat::index)
+    }
+
+    /// Ends what serves its network. The rest ends with its process.
+    pub async fn leave_network(&self) {
+        let network = self.network.lock().await.take();
+        if let Some(network) = network {
+            network.close().await;
+        }
+    }
+
     /// Gives its seat back. Only when its process is gone.
     pub fn release_seat(&self) {
         drop(self.seat.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -113,13 +140,41 @@ impl Machine {
 }
 
 /// What a caller holds of a [`Machine`].
-#[derive(Debug)]
-pub struct MicroVmInstance(pub Arc<Machine>);
+pub struct MicroVmInstance {
+    machine: Arc<Machine>,
+    driver: Weak<Inner>,
+}
+
+impl MicroVmInstance {
+    pub(super) fn new(machine: Arc<Machine>, driver: &Arc<Inner>) -> Self {
+        Self { machine, driver: Arc::downgrade(driver) }
+    }
+}
+
+#[async_trait]
+impl MachineNetwork for MicroVmInstance {
+    async fn set_egress(&self, order: &EgressOrder) -> Result<(), DriverError> {
+        let Some(driver) = self.driver.upgrade() else {
+            return Err(DriverError::Unsupported("the service is going down".to_owned()));
+        };
+        let (machine, order) = (self.machine.clone(), order.clone());
+        // To its end even if the caller gives up: half a change must not be left.
+        detached(async move { driver.set_egress(&machine, &order).await }).await
+    }
+
+    async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation {
+        let view = self.machine.network().await.as_ref().map(mainbrella_net::Seat::view);
+        match view {
+            Some(view) => view.explain(target, port).await,
+            None => Explanation::closed(),
+        }
+    }
+}
 
 #[async_trait]
 impl Instance for MicroVmInstance {
     async fn dial(&self) -> Result<GuestStream, DriverError> {
-        let machine = &self.0;
+        let machine = &self.machine;
         machine.hang_up();
         let until = Instant::now() + DIAL_PATIENCE;
         let mut pause = Duration::from_micros(200);
@@ -144,11 +199,15 @@ impl Instance for MicroVmInstance {
     }
 
     async fn exited(&self) -> ExitReport {
-        let mut exit = self.0.exit.subscribe();
+        let mut exit = self.machine.exit.subscribe();
         match exit.wait_for(Option::is_some).await {
             Ok(report) => report.clone().unwrap_or_else(unknown),
             Err(_) => unknown(),
         }
+    }
+
+    fn network(&self) -> Option<&dyn MachineNetwork> {
+        Some(self)
     }
 }
 

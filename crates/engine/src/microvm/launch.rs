@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
 use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
-use super::pool::{Prepared, awaken, prepare};
+use super::pool::{Prepared, awaken, prepare, restore};
+use super::qmp::{Event, Qmp};
+use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
 use super::{Inner, folder};
-use crate::driver::{ExitReport, LaunchOrder};
+use crate::driver::{EgressOrder, ExitReport, LaunchOrder};
 use crate::error::DriverError;
 
 /// Longest wait for a killed VMM to be gone.
@@ -36,7 +39,7 @@ impl Inner {
         let inputs = KeyInputs::new(
             &self.qemu_version,
             verdict.accelerator,
-            self.host.jail.sandbox(),
+            (self.host.jail.sandbox(), self.host.network.has_cards()),
             &self.processor,
             template,
             class.spec(),
@@ -130,9 +133,17 @@ impl Inner {
             Some(waiting) => hand_over(waiting, place)?,
             None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,
         };
-        awaken(&mut prepared, frozen).await?;
+        let index = prepared.vmm.seat.as_ref().map(Seat::index);
+        // Both before its guest runs.
+        let pid = prepared.vmm.record.pid;
+        let seated = self.host.network.attach(pid, index, &order.egress);
+        let (network, restored) = tokio::join!(seated, restore(&mut prepared, frozen));
+        restored?;
+        let network = network?;
+        awaken(&prepared).await?;
         let Prepared { folder, vmm, qmp, events, .. } = prepared;
         let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
+        machine.seat_in(network).await;
         self.machines().insert(order.key, machine.clone());
         Ok(machine)
     }
@@ -142,7 +153,7 @@ impl Inner {
     }
 
     /// Finds a machine after a restart.
-    pub(super) async fn adopt(&self, key: &GenerationKey) -> Result<Found, DriverError> {
+    pub(super) async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Found, DriverError> {
         let lock = self.lock(key);
         let _held = lock.lock().await;
         if let Some(machine) = self.machines().get(key) {
@@ -171,9 +182,7 @@ impl Inner {
             "running" => {}
             "io-error" => {
                 vmm.seat = self.reserved().remove(key);
-                let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(true));
-                self.machines().insert(*key, machine.clone());
-                return Ok(Found::Running(machine));
+                return Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), (true, egress)).await));
             }
             "paused" => {
                 if let Err(e) = qmp.call("cont", json!({}), QUICK).await {
@@ -188,9 +197,42 @@ impl Inner {
             _ => return lost("the service ended before the machine was restored"),
         }
         vmm.seat = self.reserved().remove(key);
-        let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(false));
-        self.machines().insert(*key, machine.clone());
-        Ok(Found::Running(machine))
+        Ok(Found::Running(self.take_over(*key, place, vmm, (qmp, events), (false, egress)).await))
+    }
+
+    /// Watches a machine that was found, and serves its network again.
+    async fn take_over(
+        &self,
+        key: GenerationKey,
+        place: PathBuf,
+        vmm: Vmm,
+        (qmp, events): (Qmp, mpsc::Receiver<Event>),
+        (full, egress): (bool, &EgressOrder),
+    ) -> Arc<Machine> {
+        let (pid, index) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index));
+        let machine = Machine::watch(key, place, vmm, qmp, events, self.fullness(full));
+        match self.host.network.attach(pid, index, egress).await {
+            Ok(network) => machine.seat_in(network).await,
+            // It fails closed: what served it is gone, and nothing takes its place.
+            Err(e) => {
+                tracing::error!(machine = %key, error = %chain(&e), "a machine that was found has lost its network")
+            }
+        }
+        self.machines().insert(key, machine.clone());
+        machine
+    }
+
+    /// Puts a machine under another policy; also one that lost its network when it was found.
+    pub(super) async fn set_egress(&self, machine: &Machine, egress: &EgressOrder) -> Result<(), DriverError> {
+        let mut network = machine.network().await;
+        if let Some(seat) = network.as_mut() {
+            return seat.change(egress.policy.clone()).await.map_err(|e| DriverError::Stage {
+                stage: "changing the machine's network",
+                detail: chain(&e),
+            });
+        }
+        *network = self.host.network.attach(machine.vmm.record.pid, machine.seat_index(), egress).await?;
+        Ok(())
     }
 
     /// Removes a machine and all that carries its name.
@@ -228,6 +270,7 @@ impl Inner {
         .await?;
         self.machines().remove(key);
         if let Some(machine) = machine {
+            machine.leave_network().await;
             machine.release_seat();
         }
         self.reserved().remove(key);

@@ -4,6 +4,7 @@
 //! key. A *waiting* VMM has the same things under a key of its own until a machine takes it over by renaming its folder.
 
 pub mod accelerator;
+mod block;
 pub mod boot;
 pub mod command_line;
 pub mod folder;
@@ -11,6 +12,7 @@ pub mod freeze;
 pub mod images;
 pub mod instance;
 mod launch;
+pub mod network;
 pub mod pool;
 pub mod process;
 pub mod qcow2;
@@ -35,7 +37,7 @@ pub use boot::BootFiles;
 pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
-use crate::driver::{Adoption, Driver, Instance, LaunchOrder, TemplateInfo};
+use crate::driver::{Adoption, Driver, EgressOrder, Instance, LaunchOrder, TemplateInfo};
 use crate::error::DriverError;
 use crate::jail;
 use boot::blocking;
@@ -43,6 +45,7 @@ use folder::Places;
 use freeze::Frozen;
 use instance::{Machine, MicroVmInstance};
 use launch::Found;
+use network::{Network, NetworkChoice};
 use pool::Pool;
 use seats::{Seat, Seats};
 use uids::UidRange;
@@ -64,6 +67,8 @@ pub struct MicroVmConfig {
     /// User ids for VMMs (root only): the first, and how many; also the most machines at once, waiting ones included.
     /// `None`: a range that no other service on this host has.
     pub uids: Option<(u32, u32)>,
+    /// How machines get a network.
+    pub network: NetworkChoice,
     /// After how long without use a template's memory and waiting VMMs are let go.
     pub cool_after: Duration,
     /// How long a machine that stopped because the host's disk is full is tried again before it is given up.
@@ -81,6 +86,7 @@ impl MicroVmConfig {
             accelerator: AcceleratorChoice::Auto,
             waiting: 1,
             uids: None,
+            network: NetworkChoice::Auto,
             cool_after: Duration::from_secs(600),
             full_patience: Duration::from_secs(120),
         }
@@ -222,12 +228,20 @@ impl MicroVm {
         for (wall, why) in probe.missing() {
             tracing::warn!(wall, why, "a wall of the jail is missing");
         }
+        let network = {
+            let (choice, data_dir, walls) = (config.network, config.data_dir.clone(), probe.walls().network_namespace);
+            blocking(move || Ok(Network::open(&choice, &data_dir, walls))).await?
+        };
+        for (what, why) in network.missing() {
+            tracing::warn!(what, why, "machines go without");
+        }
         let host = Arc::new(Host {
             launcher: config.launcher,
             qemu: config.qemu,
             cgroups,
             jail: probe,
             seats: Seats::new(uid_base, uid_count),
+            network,
             scratch: places.scratch.clone(),
         });
         let reserved = clean_up(&host, &places).await?;
@@ -292,7 +306,8 @@ impl MicroVm {
     /// Walls of the jail that do not stand on this host, each with the reason; for `doctor`.
     #[must_use]
     pub fn missing_walls(&self) -> Vec<(&'static str, String)> {
-        self.inner.host.jail.missing().to_vec()
+        let host = &self.inner.host;
+        host.jail.missing().iter().chain(host.network.missing()).cloned().collect()
     }
 
     /// Process id of a machine's VMM, for measurements and tests.
@@ -423,8 +438,9 @@ impl Driver for MicroVm {
             },
             jail: self.inner.host.jail.report(),
             vmm: format!("QEMU {short}"),
-            internet: false,
-            // There is no network device at all.
+            internet: self.inner.host.network.leads_out(),
+            allow_list: self.inner.host.network.has_cards(),
+            // By the rules of its seat, or because there is no network card at all.
             internet_off: true,
             memory_snapshot: false,
             fork: false,
@@ -445,7 +461,7 @@ impl Driver for MicroVm {
                             let inputs = freeze::KeyInputs::new(
                                 &inner.qemu_version,
                                 accelerator,
-                                inner.host.jail.sandbox(),
+                                (inner.host.jail.sandbox(), inner.host.network.has_cards()),
                                 &inner.processor,
                                 &name,
                                 class.spec(),
@@ -464,17 +480,15 @@ impl Driver for MicroVm {
     }
 
     async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError> {
-        if order.internet {
-            return Err(DriverError::Unsupported("this host gives machines no way to the internet".to_owned()));
-        }
+        self.report().enforces(&order.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         let (inner, order) = (self.inner.clone(), order.clone());
         let machine = detached(async move { inner.launch(&order).await }).await?;
-        Ok(Box::new(MicroVmInstance(machine)))
+        Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
     }
 
-    async fn adopt(&self, key: &GenerationKey) -> Result<Adoption, DriverError> {
-        Ok(match self.inner.adopt(key).await? {
-            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance(machine))),
+    async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
+        Ok(match self.inner.adopt(key, egress).await? {
+            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner))),
             Found::Dead(why) => Adoption::Dead(why),
             Found::Absent => Adoption::Absent,
         })
@@ -497,5 +511,15 @@ impl Driver for MicroVm {
         self.inner.pool.close(&self.inner.host).await;
         // Only if no machine is left in them.
         self.inner.host.cgroups.remove_instance();
+        let host = self.inner.host.clone();
+        let left = folder::keys(&self.inner.places.machines).map_or(true, |k| !k.is_empty());
+        if !left {
+            let closed = blocking(move || {
+                host.network.close();
+                Ok(())
+            });
+            // The work itself cannot fail; without it the rules stay until the next start.
+            let _ = closed.await;
+        }
     }
 }

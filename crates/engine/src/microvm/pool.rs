@@ -74,7 +74,9 @@ pub(super) async fn prepare(
         })
         .await?
     };
-    let (qmp, events) = control(&folder, vmm.log.as_ref()).await?;
+    // QEMU reads its arguments meanwhile; its guest does not run yet.
+    let (opened, seated) = tokio::join!(control(&folder, vmm.log.as_ref()), host.network.prepare(vmm.record.pid));
+    let ((qmp, events), ()) = (opened?, seated?);
     let capabilities = json!({"capabilities": [
         {"capability": "x-ignore-shared", "state": true},
         {"capability": "events", "state": true},
@@ -88,12 +90,17 @@ fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
     DriverError::Stage { stage: "restoring the machine", detail: format!("{}; QEMU: {said}", chain(e)) }
 }
 
-/// Loads device state, unless that is done, and lets the machine run.
-pub(super) async fn awaken(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
+/// Loads device state, unless that is done.
+pub(super) async fn restore(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     if !p.restored {
         load(p, frozen).await?;
         p.restored = true;
     }
+    Ok(())
+}
+
+/// Lets a restored machine run.
+pub(super) async fn awaken(p: &Prepared) -> Result<(), DriverError> {
     p.qmp.call("cont", json!({}), QUICK).await.map_err(|e| failed(&e, &p.vmm))?;
     Ok(())
 }
@@ -125,7 +132,8 @@ async fn load(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
 
 /// Lets a prepared VMM answer once and stops it again.
 async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
-    awaken(p, frozen).await?;
+    restore(p, frozen).await?;
+    awaken(p).await?;
     let until = Instant::now() + WARM_PATIENCE;
     let stage = |detail: String| DriverError::Stage { stage: "warming a waiting VMM", detail };
     let client = boot::attach(&p.folder, &p.vmm, until).await.map_err(stage)?;

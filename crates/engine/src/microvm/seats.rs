@@ -44,6 +44,12 @@ impl Seats {
 }
 
 impl Seat {
+    /// Its number, from 0.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Its user (and group) id.
     #[must_use]
     pub fn uid(&self) -> u32 {

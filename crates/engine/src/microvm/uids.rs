@@ -78,8 +78,8 @@ fn wanted(data_dir: &Path) -> u32 {
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]]) % SLOTS
 }
 
-/// `None`: somebody else has it.
-fn lock(locks: &Path, slot: u32) -> io::Result<Option<File>> {
+/// Locks number `slot` of `locks` on this host. `None`: somebody else has it.
+pub(super) fn lock(locks: &Path, slot: u32) -> io::Result<Option<File>> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(locks)?;
     let file = File::options().create(true).truncate(false).write(true).open(locks.join(slot.to_string()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::command_line::{Start, TRANSLATION_CACHE_MIB, VmPlan, command_line, descriptors};
 use super::folder::{self, AGENT_SOCKET, OVERLAY, QMP_SOCKET, RECORD_VERSION, Record};
+use super::network::Network;
 use super::process::Process;
 use super::qmp::{Event, Qmp};
 use super::seats::{Seat, Seats};
@@ -45,6 +46,8 @@ pub struct Host {
     pub jail: Probe,
     /// Seats.
     pub seats: Arc<Seats>,
+    /// Networks.
+    pub network: Network,
     /// Empty folder for the jail's root.
     pub scratch: PathBuf,
 }
@@ -123,6 +126,7 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
         vcpus: order.size.vcpus,
         start: order.start.clone(),
         sandbox: host.jail.sandbox(),
+        network: host.network.has_cards(),
     };
     let mut passed: Vec<BorrowedFd<'_>> =
         vec![log.as_fd(), log.as_fd(), order.memory, agent.as_fd(), qmp.as_fd(), order.root, order.data];
@@ -197,6 +201,7 @@ pub(crate) fn jail_spec(
         read_only: read_only(&host.qemu),
         devices,
         file_size_max,
+        tap: host.network.has_cards().then_some(super::command_line::fd::TAP),
         descriptors,
     }
 }

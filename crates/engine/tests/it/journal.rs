@@ -55,6 +55,10 @@ impl Journal for MemoryJournal {
         if let Some(t) = change.last_activity {
             record.lease.touch(t);
         }
+        if let Some(policy) = change.egress {
+            assert!(record.spec.egress.may_become(&policy), "off stays off");
+            record.spec.egress = policy;
+        }
         record.running_at = record.running_at.or(change.running_at);
         record.ended_at = record.ended_at.or(change.ended_at);
         record.revision += 1;

@@ -1,6 +1,7 @@
 //! Tests of the engine against the fake driver: real actors, real guest protocol, faults on demand.
 
 mod contexts;
+mod egress;
 mod files;
 mod jobs;
 mod journal;
@@ -69,7 +70,7 @@ impl Bench {
             spec: MachineSpec {
                 template: "python".parse().expect("valid"),
                 size: SizeClass::Small,
-                internet: false,
+                egress: Default::default(),
                 ttl_ms,
                 idle_timeout_ms,
                 metadata: BTreeMap::new(),

@@ -5,6 +5,7 @@
 
 mod disks;
 mod modules;
+mod network;
 mod root;
 mod system;
 

@@ -2,14 +2,14 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::say;
+use super::{network, say};
 
 /// Makes the console our output and nothing our input.
 pub(super) fn use_console() {
@@ -36,6 +36,7 @@ pub(super) fn prepare() {
     };
     tell("hostname", rustix::system::sethostname(b"mainbrella").map_err(io::Error::from));
     tell("loopback", loopback_up());
+    tell("network", network::prepare());
     tell("/workspace", workspace(Path::new("/workspace")));
     tell("/etc/hosts", write_missing(Path::new("/etc/hosts"), "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"));
     tell("/etc/resolv.conf", write_missing(Path::new("/etc/resolv.conf"), "# Written by the machine's network.\n"));
@@ -73,16 +74,7 @@ fn write_present(path: &Path, value: &str) -> io::Result<()> {
 
 fn loopback_up() -> io::Result<()> {
     let socket: OwnedFd = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
-    // SAFETY: an ifreq is plain data, for which zero is a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: the request has the layout the call wants and outlives it.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    network::up(&socket, "lo")
 }
 
 #[cfg(test)]

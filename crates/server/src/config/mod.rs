@@ -10,6 +10,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mainbrella_engine::microvm::network::NetworkChoice;
+
 pub use source::{ConfigErrors, Mistake, Sources, default_data_dir};
 pub use value::{Accel, LogFormat};
 
@@ -45,6 +47,7 @@ keys! {
     "host-name", "MAINBRELLA_HOST_NAME", "NAME", "local", "Name of this host in machine records; must differ between hosts that share a database.";
     "accel", "MAINBRELLA_ACCEL", "auto|kvm|tcg", "auto", "What executes guest instructions. auto: KVM where a trial boot with it has succeeded.";
     "pool-size", "MAINBRELLA_POOL_SIZE", "N", "1", "Waiting VMM processes for each template size in use, which make creates faster; 0 for none.";
+    "machine-network", "MAINBRELLA_MACHINE_NETWORK", "auto|off|BLOCK", "auto", "How machines get a network. auto: what this host can do, with addresses from a free 10.x.0.0/16; BLOCK: from this private block, e.g. 10.99.0.0/16, four for each machine; off: no machine has one.";
     "qemu", "MAINBRELLA_QEMU", "FILE", "/usr/bin/qemu-system-x86_64", "The QEMU program.";
     "guest-agent", "MAINBRELLA_GUEST_AGENT", "FILE", "", "The guest agent, a static program. Default: mainbrella-guest beside this program.";
     "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
@@ -78,6 +81,8 @@ pub struct ServerConfig {
     pub accel: Accel,
     /// Waiting VMM processes for each template size in use.
     pub pool_size: u32,
+    /// How machines get a network.
+    pub machine_network: NetworkChoice,
     /// QEMU's program.
     pub qemu: PathBuf,
     /// The guest agent; `None`: `mainbrella-guest` beside this program.
@@ -143,6 +148,7 @@ impl ServerConfig {
             host_name: read.with("host-name", value::host_name),
             accel: read.with("accel", value::accel),
             pool_size: read.number("pool-size", 0, 64),
+            machine_network: read.with("machine-network", value::machine_network),
             qemu: read.with("qemu", value::absolute_path).unwrap_or_default(),
             guest_agent: read.with("guest-agent", value::absolute_path),
             max_machines: read.number("max-machines", 1, 16_384),

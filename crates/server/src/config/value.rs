@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mainbrella_engine::microvm::network::NetworkChoice;
 use mainbrella_types::machine::check_idle;
 
 use super::DatabaseUrl;
@@ -37,6 +38,24 @@ pub(super) fn accel(s: &str) -> Parsed<Accel> {
         "kvm" => Ok(Accel::Kvm),
         "tcg" => Ok(Accel::Tcg),
         _ => Err("must be auto, kvm or tcg".into()),
+    }
+}
+
+pub(super) fn machine_network(s: &str) -> Parsed<NetworkChoice> {
+    let bad = || "must be auto, off, or a private IPv4 block from /12 to /30 such as 10.99.0.0/16".to_owned();
+    match s {
+        "auto" => Ok(NetworkChoice::Auto),
+        "off" => Ok(NetworkChoice::Off),
+        _ => {
+            let block: ipnet::Ipv4Net = s.parse().map_err(|_| bad())?;
+            let inside = ipnet::Ipv4Net::from(mainbrella_types::egress::GUEST_ADDRESS);
+            let fine = block == block.trunc()
+                && block.network().is_private()
+                && block.broadcast().is_private()
+                && (12..=30).contains(&block.prefix_len())
+                && !block.contains(&inside);
+            if fine { Ok(NetworkChoice::Block(block)) } else { Err(bad()) }
+        }
     }
 }
 

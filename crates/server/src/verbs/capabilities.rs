@@ -71,6 +71,8 @@ pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit,
                 internet: report.internet,
                 internet_control: report.internet_off,
                 internet_default: report.internet,
+                egress_allow_list: report.allow_list,
+                egress_change: report.internet || report.allow_list,
             },
             previews: Previews { supported: verbs::PREVIEWS },
             persistence: Persistence {

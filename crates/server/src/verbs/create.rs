@@ -4,11 +4,12 @@ use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use mainbrella_api::egress::wanted;
 use mainbrella_api::{CreateMachine, Machine};
 use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
-    ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, TemplateName, limits,
+    EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, TemplateName, limits,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use tracing::Instrument as _;
 
 use crate::auth::Permit;
 use crate::convert;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, sentence};
 use crate::extract::{JsonBody, Query, json};
 use crate::state::AppState;
 
@@ -222,14 +223,14 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
         .transpose()
         .map_err(|e| ApiError::invalid(format!("slot must be {}.", e.expected)))?;
     let report = state.engine.report();
-    let internet = body.internet.unwrap_or(report.internet);
-    if internet && !report.internet {
-        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot give machines a way to the internet.")
-            .hint("Create with `internet` false, or leave it out."));
-    }
-    if !internet && !report.internet_off {
-        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot keep machines off the internet."));
-    }
+    let default = if report.internet { EgressPolicy::Open } else { EgressPolicy::Off };
+    let egress = wanted(body.internet, body.egress.as_ref()).map_err(|e| ApiError::invalid(sentence(e)))?;
+    let egress = egress.unwrap_or(default);
+    report.enforces(&egress).map_err(|why| {
+        ApiError::new(ErrorCode::Unsupported, sentence(why.to_owned())).hint(
+            "`networking` of `/v1/capabilities` says what this host can enforce; `mainbrella doctor` says what it lacks.",
+        )
+    })?;
     let default_idle = if body.persistent { None } else { state.config.idle_timeout };
     let idle_ms = match body.idle_timeout_seconds {
         Some(seconds) => Some(seconds.saturating_mul(1000)),
@@ -238,7 +239,7 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
     let spec = MachineSpec {
         template: body.catalog_id.parse()?,
         size: body.size.parse()?,
-        internet,
+        egress,
         ttl_ms: body.ttl_seconds.unwrap_or(limits::TTL_DEFAULT_SECONDS).saturating_mul(1000),
         idle_timeout_ms: idle_ms,
         metadata: body.metadata,

@@ -3,6 +3,7 @@
 mod capabilities;
 mod contexts;
 mod create;
+mod egress;
 mod extend;
 mod files;
 mod get;
@@ -36,6 +37,9 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(get::get))
         .routes(routes!(extend::extend))
         .routes(routes!(stop::stop))
+        .routes(routes!(egress::set))
+        .routes(routes!(egress::explain))
+        .routes(routes!(egress::log))
         .routes(routes!(run::run))
         .routes(routes!(files::read::read_file, files::write::write_file))
         .routes(routes!(files::list::list))

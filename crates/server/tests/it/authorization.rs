@@ -101,11 +101,15 @@ fn request_on(
             "&path=/tmp/f"
         });
     }
+    if o.id == "explainEgress" {
+        uri.push_str("&host=example.org");
+    }
     if wait {
         uri.push_str("&timeoutMs=10");
     }
     let body = match o.id.as_str() {
         "createMachine" => json!({"catalogId": "python"}).to_string(),
+        "setEgress" => json!({"policy": "off"}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
         "startJob" => json!({"command": "true"}).to_string(),

@@ -5,6 +5,7 @@ mod authorization;
 mod common;
 mod contexts;
 mod create;
+mod egress;
 mod files;
 mod http;
 mod jobs;

@@ -14,7 +14,7 @@ async fn a_record_comes_back_as_it_went_in() {
     for db in Fresh::every_kind().await {
         let mut intent = new(Some("box"), NOW);
         intent.spec.metadata = labels(&[("team", "ä\"\\\n"), ("empty", "")]);
-        intent.spec.internet = true;
+        intent.spec.egress = mainbrella_types::EgressPolicy::Open;
         let made = fresh(db.store.begin_create(intent.clone(), None).await.expect("created"));
         assert_eq!(made.spec, intent.spec);
         assert_eq!((made.state, made.revision), (MachineState::Creating, 1));
@@ -294,4 +294,30 @@ async fn at_once<'a>(
         tasks.spawn(async move { store.begin_create(intent, idempotency).await.expect("answered") });
     }
     tasks.join_all().await
+}
+
+#[tokio::test]
+async fn an_egress_policy_is_kept_changed_and_never_loosened_from_off() {
+    for db in Fresh::every_kind().await {
+        for text in ["off", "open", "allow-list", "allow-list dry-run *.example.org:8443 [2606:2800::]/32 93.184.216.0/24:22"] {
+            let mut intent = new(None, NOW);
+            intent.spec.egress = text.parse().expect("a policy");
+            let made = fresh(db.store.begin_create(intent.clone(), None).await.expect("created"));
+            let read = db.store.machine_by_key(&made.key).await.expect("read").expect("there");
+            assert_eq!(read.spec.egress.to_string(), text);
+            for next in ["allow-list a.example", "open", "off", "open"] {
+                let now = db.store.machine_by_key(&made.key).await.expect("read").expect("there");
+                let change = MachineChange { egress: Some(next.parse().expect("a policy")), ..MachineChange::default() };
+                let answer = db.store.apply(&made.key, now.revision, &change).await.expect("applied");
+                if now.spec.egress.to_string() == "off" && next != "off" {
+                    assert_eq!(answer, Applied::Refused(now, Refusal::Locked));
+                } else {
+                    let Applied::Updated(changed) = answer else { panic!("{answer:?}") };
+                    assert_eq!(changed.spec.egress.to_string(), next);
+                    assert_eq!(db.store.machine_by_key(&made.key).await.expect("read"), Some(changed));
+                }
+            }
+        }
+        db.remove().await;
+    }
 }

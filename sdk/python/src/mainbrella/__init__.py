@@ -11,6 +11,7 @@
 from ._async.client import AsyncMainbrella
 from ._async.commands import AsyncCommands
 from ._async.contexts import AsyncCodeContext, AsyncCodeStream
+from ._async.egress import AsyncEgress
 from ._async.files import AsyncFiles, AsyncRemoteFile
 from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResult
 from ._async.sandbox import AsyncSandbox
@@ -18,12 +19,14 @@ from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
 from ._sync.commands import Commands
 from ._sync.contexts import CodeContext, CodeStream
+from ._sync.egress import Egress
 from ._sync.files import Files, RemoteFile
 from ._sync.jobs import EventStream, Job, JobInput, RunResult
 from ._sync.sandbox import Sandbox
 from ._sync.watch import FileWatch
 from ._version import __version__
 from .codetypes import CodeError, CodeEvent, CodeOutput, CodeResult, ContextInfo
+from .egresstypes import EgressEvent, EgressExplanation, EgressLogPage, EgressPolicy, ResolvedAddress
 from .errors import (
     AuthenticationError,
     CallerStoppedWaitingError,
@@ -34,6 +37,7 @@ from .errors import (
     ConflictError,
     ContextDeadError,
     CreateFailedError,
+    EgressLockedError,
     FileOperationError,
     GenerationMismatchError,
     GuestFileExistsError,
@@ -91,6 +95,7 @@ __all__ = [
     "AsyncCodeContext",
     "AsyncCodeStream",
     "AsyncCommands",
+    "AsyncEgress",
     "AsyncEventStream",
     "AsyncExecution",
     "AsyncFileWatch",
@@ -120,6 +125,12 @@ __all__ = [
     "ContextInfo",
     "CreateFailedError",
     "DownloadedTree",
+    "Egress",
+    "EgressEvent",
+    "EgressExplanation",
+    "EgressLockedError",
+    "EgressLogPage",
+    "EgressPolicy",
     "EndReason",
     "EventStream",
     "Execution",
@@ -168,6 +179,7 @@ __all__ = [
     "RateLimitedError",
     "RecordedOutput",
     "RedirectRefusedError",
+    "ResolvedAddress",
     "RemoteFile",
     "RunResult",
     "Sandbox",

@@ -21,6 +21,7 @@ __all__ = [
     "ConflictError",
     "ContextDeadError",
     "CreateFailedError",
+    "EgressLockedError",
     "FileOperationError",
     "GenerationMismatchError",
     "GuestFileExistsError",
@@ -147,6 +148,10 @@ class MachineNotRunningError(ConflictError):
 
 class SlotInUseError(ConflictError):
     """A living machine holds the slot."""
+
+
+class EgressLockedError(ConflictError):
+    """The machine has no internet, and never gets it."""
 
 
 class IdempotencyConflictError(ConflictError):
@@ -305,6 +310,7 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "generation_mismatch": GenerationMismatchError,
     "machine_not_running": MachineNotRunningError,
     "slot_in_use": SlotInUseError,
+    "egress_locked": EgressLockedError,
     "idempotency_conflict": IdempotencyConflictError,
     "in_progress": ConflictError,
     "file_error": FileOperationError,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from .errors import InvalidResponseError, MainbrellaError, api_error
 
-__all__ = ["CommandResult", "EndReason", "MachineInfo", "MachineLimits", "Omitted", "StopResult"]
+__all__ = ["CommandResult", "EgressPolicy", "EndReason", "MachineInfo", "MachineLimits", "Omitted", "StopResult"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,33 @@ class EndReason:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True)
+class EgressPolicy:
+    """What a machine may reach."""
+
+    kind: str
+    """``off``: nothing, for the rest of its life; ``open``: public addresses; ``allow-list``: what the rules name."""
+    rules: tuple[str, ...] = ()
+    """``example.org``, ``*.example.org``, ``192.0.2.0/24``, each perhaps with ``:PORT``. Without a port a name means 80
+    and 443, an address every port."""
+    dry_run: bool = False
+    """An allow-list that lets every public host pass and records what it would have denied."""
+
+    @classmethod
+    def allow(cls, *rules: str, dry_run: bool = False) -> EgressPolicy:
+        """An allow-list."""
+        return cls("allow-list", tuple(rules), dry_run)
+
+    def wire(self) -> dict[str, Any]:
+        """As the service takes it."""
+        body: dict[str, Any] = {"policy": self.kind}
+        if self.rules:
+            body["rules"] = list(self.rules)
+        if self.dry_run:
+            body["dryRun"] = True
+        return body
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,8 @@ class MachineInfo:
     ended_at_ms: int | None
     reason: EndReason | None
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
+    egress: EgressPolicy = EgressPolicy("off")
+    """What it may reach."""
 
     @property
     def ended(self) -> bool:
@@ -229,6 +258,9 @@ def parse_machine(data: Any) -> MachineInfo:
     """A ``Machine`` of the wire. Fields this version does not know are ignored."""
     f = Fields(data, "machine")
     limits, reason = f.object("limits"), f.object_or_none("reason")
+    egress = f.object_or_none("egress")
+    # A service that knows no policies has machines with internet or without.
+    plain = EgressPolicy("open" if f.flag("internet") else "off")
     return MachineInfo(
         id=f.text("id"),
         created_at=f.text("createdAt"),
@@ -246,7 +278,14 @@ def parse_machine(data: Any) -> MachineInfo:
         ended_at_ms=f.number_or_none("endedAtMs"),
         reason=None if reason is None else EndReason(reason.text("code"), reason.text("message")),
         capabilities=f.plain("capabilities"),
+        egress=plain if egress is None else parse_policy(egress),
     )
+
+
+def parse_policy(f: Fields) -> EgressPolicy:
+    """An ``EgressPolicy`` of the wire."""
+    rules = () if f.raw("rules") is None else tuple(f.texts("rules"))
+    return EgressPolicy(f.text("policy"), rules, f.flag_or("dryRun", False))
 
 
 def parse_stop(data: Any) -> StopResult:

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainbrella_job_log::Cause;
+use mainbrella_net::EgressLog;
 use mainbrella_types::{ErrorCode, Millis, limits};
 
 use super::job::{Follower, Job};
@@ -26,10 +27,15 @@ struct Table {
     closed: bool,
 }
 
+/// The file of the egress log. No job has such a name.
+const EGRESS_LOG: &str = "egress.log";
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Shelf {
     dir: PathBuf,
+    /// Not of jobs, but kept as they are: what the machine was not let through to.
+    egress: Arc<EgressLog>,
     table: Mutex<Table>,
     /// Bytes all logs have on disk.
     bytes: AtomicU64,
@@ -40,7 +46,8 @@ pub(crate) struct Shelf {
 impl Shelf {
     /// The shelf of a machine that never had a job.
     pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir, table: Mutex::default(), bytes: AtomicU64::new(0), keyed: tokio::sync::Mutex::new(()) }
+        let egress = Arc::new(EgressLog::open(dir.join(EGRESS_LOG)));
+        Self { dir, egress, table: Mutex::default(), bytes: AtomicU64::new(0), keyed: tokio::sync::Mutex::new(()) }
     }
 
     /// What is on disk of a machine's jobs. Blocks.
@@ -66,6 +73,11 @@ impl Shelf {
         }
         shelf.bytes.store(bytes, Ordering::Relaxed);
         shelf
+    }
+
+    /// The machine's egress log.
+    pub(crate) fn egress(&self) -> Arc<EgressLog> {
+        Arc::clone(&self.egress)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -67,7 +67,7 @@ pub fn spec() -> MachineSpec {
     MachineSpec {
         template: "python".parse().expect("valid"),
         size: SizeClass::Small,
-        internet: false,
+        egress: Default::default(),
         ttl_ms: 3_600_000,
         idle_timeout_ms: Some(60_000),
         metadata: BTreeMap::new(),

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from .._address import DEFAULT_BASE_URL, parse_base_url
 from .._wire import check_key
+from ..egresstypes import Policy, wire_policy
 from ..errors import (
     ConfigurationError,
     InvalidResponseError,
@@ -81,6 +82,7 @@ class AsyncMainbrella:
         *,
         size: str = "small",
         internet: bool | None = None,
+        egress: Policy | None = None,
         slot: str | None = None,
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
@@ -100,6 +102,8 @@ class AsyncMainbrella:
             catalog_id: the template.
             size: ``micro``, ``small``, ``medium`` or ``large``.
             internet: ``False`` for none, for ever; fails if the host cannot enforce it. ``None``: the host's default.
+            egress: what it may reach: the rules of an allow-list, e.g. ``["pypi.org", "*.pythonhosted.org"]``, an
+                ``EgressPolicy``, ``"open"`` or ``"off"``. ``None``: public addresses with internet, nothing without.
             slot: a name of your own; it can be used again when the machine in it has ended.
             ttl_seconds: the machine ends after so long, whatever it does.
             idle_timeout_seconds: it ends when nobody uses it for so long.
@@ -120,6 +124,7 @@ class AsyncMainbrella:
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
                 "internet": internet,
+                "egress": None if egress is None else wire_policy(egress),
                 "persistent": persistent,
                 "metadata": dict(metadata) if metadata else None,
                 "env": dict(env) if env else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from ..egresstypes import Policy
 from ..errors import (
     CallerStoppedWaitingError,
     CleanupUncertainError,
@@ -22,6 +23,7 @@ from . import net
 from .api import AsyncMachineApi
 from .commands import AsyncCommands
 from .contexts import AsyncCodeContext, create_code_context, list_code_contexts
+from .egress import AsyncEgress
 from .files import AsyncFiles
 from .jobs import AsyncRunResult, signal_value
 from .transport import AsyncTransport
@@ -44,6 +46,8 @@ class AsyncSandbox:
     """Runs commands and jobs."""
     files: AsyncFiles
     """Reads, writes, lists, moves, watches files."""
+    egress: AsyncEgress
+    """What it may reach, and what it was not let through to."""
     api: AsyncMachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -56,6 +60,7 @@ class AsyncSandbox:
         self.api = AsyncMachineApi(transport, info.id, info.created_at)
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
+        self.egress = AsyncEgress(self)
 
     @classmethod
     async def create(
@@ -67,6 +72,7 @@ class AsyncSandbox:
         metadata: Mapping[str, str] | None = None,
         size: str = "small",
         internet: bool | None = None,
+        egress: Policy | None = None,
         slot: str | None = None,
         idle_timeout_seconds: int | None = None,
         env: Mapping[str, str] | None = None,
@@ -89,6 +95,7 @@ class AsyncSandbox:
                 template,
                 size=size,
                 internet=internet,
+                egress=egress,
                 slot=slot,
                 ttl_seconds=ttl_seconds,
                 idle_timeout_seconds=idle_timeout_seconds,

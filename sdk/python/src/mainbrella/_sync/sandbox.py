@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from ..egresstypes import Policy
 from ..errors import (
     CallerStoppedWaitingError,
     CleanupUncertainError,
@@ -24,6 +25,7 @@ from . import net
 from .api import MachineApi
 from .commands import Commands
 from .contexts import CodeContext, create_code_context, list_code_contexts
+from .egress import Egress
 from .files import Files
 from .jobs import RunResult, signal_value
 from .transport import Transport
@@ -46,6 +48,8 @@ class Sandbox:
     """Runs commands and jobs."""
     files: Files
     """Reads, writes, lists, moves, watches files."""
+    egress: Egress
+    """What it may reach, and what it was not let through to."""
     api: MachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -58,6 +62,7 @@ class Sandbox:
         self.api = MachineApi(transport, info.id, info.created_at)
         self.commands = Commands(self)
         self.files = Files(self)
+        self.egress = Egress(self)
 
     @classmethod
     def create(
@@ -69,6 +74,7 @@ class Sandbox:
         metadata: Mapping[str, str] | None = None,
         size: str = "small",
         internet: bool | None = None,
+        egress: Policy | None = None,
         slot: str | None = None,
         idle_timeout_seconds: int | None = None,
         env: Mapping[str, str] | None = None,
@@ -91,6 +97,7 @@ class Sandbox:
                 template,
                 size=size,
                 internet=internet,
+                egress=egress,
                 slot=slot,
                 ttl_seconds=ttl_seconds,
                 idle_timeout_seconds=idle_timeout_seconds,

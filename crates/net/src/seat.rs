@@ -1,0 +1,255 @@
+//! Attaching a seat: rules first, then links, then listeners.
+
+use std::fs;
+use std::sync::Arc;
+
+use mainbrella_types::egress::{GATEWAY_ADDRESS, GUEST_PREFIX};
+use mainbrella_types::{EgressPolicy, Target};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::error::{NetError, io_error};
+use crate::events::EgressLog;
+use crate::explain::{Explanation, explain};
+use crate::gateway::Gateway;
+use crate::namespace::Namespace;
+use crate::resolve::Outside;
+use crate::told::{self, Told};
+use crate::uplink::Uplink;
+use crate::{link, nft, rules, tap};
+
+/// What a seat needs.
+#[derive(Clone)]
+pub struct SeatOrder {
+    /// Its number among living seats.
+    pub index: u32,
+    /// Where its tap is.
+    pub namespace: Namespace,
+    /// The host's side; `None`: `open` is refused.
+    pub uplink: Option<Arc<Uplink>>,
+    /// How the gateway reaches the world.
+    pub outside: Arc<dyn Outside>,
+    /// Where denials go.
+    pub log: Arc<EgressLog>,
+}
+
+/// An attached seat. Dropping it ends its listeners; links and rules end with the namespace.
+pub struct Seat {
+    order: SeatOrder,
+    policy: EgressPolicy,
+    gateway: Option<Gateway>,
+    told: Option<Told>,
+    /// Whether the policy is in force; otherwise nothing is let through.
+    enforced: bool,
+}
+
+/// The policy of a seat at one moment.
+pub struct SeatView {
+    policy: Option<EgressPolicy>,
+    outside: Arc<dyn Outside>,
+}
+
+impl SeatView {
+    /// Says what would become of a connection.
+    pub async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation {
+        match &self.policy {
+            Some(policy) => explain(policy, target, port, &*self.outside).await,
+            None => Explanation::closed(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seat").field("index", &self.order.index).field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl Seat {
+    /// Loads the rules of a new seat and brings its link up, under `off`. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    /// When something is refused. The link is down then.
+    pub fn prepare(namespace: &Namespace) -> Result<(), NetError> {
+        namespace.run_async(|| async {
+            // Whatever the host has set for new namespaces: nothing is forwarded, and there is no IPv6.
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+            for which in ["all", "default"] {
+                // A kernel without IPv6 has no such file, and no IPv6.
+                let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
+            }
+            nft::load(&rules::seat())?;
+            let netlink = link::netlink()?;
+            let missing = || NetError::Io("looking for the tap", std::io::ErrorKind::NotFound.into());
+            let tap = link::index(&netlink, tap::NAME).await?.ok_or_else(missing)?;
+            link::set_mac(&netlink, tap, tap::GATEWAY_MAC).await?;
+            link::address(&netlink, tap, GATEWAY_ADDRESS, GUEST_PREFIX).await?;
+            link::up(&netlink, tap).await?;
+            let lo = link::index(&netlink, "lo").await?.ok_or_else(missing)?;
+            link::up(&netlink, lo).await
+        })
+    }
+
+    /// Puts a prepared seat under `policy`. Also for a seat of a machine that was found after a restart of the service.
+    ///
+    /// # Errors
+    /// When something is refused. The seat is `off` then.
+    pub async fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
+        let mut seat = Self { order, policy: EgressPolicy::Off, gateway: None, told: None, enforced: false };
+        seat.enforce(&policy).await?;
+        seat.policy = policy;
+        Ok(seat)
+    }
+
+    /// Changes the policy. From `off` there is no change. Connections made under the former policy end.
+    ///
+    /// # Errors
+    /// When it is not allowed, which changes nothing, or when something is refused; nothing is let through then until it
+    /// is changed again.
+    pub async fn change(&mut self, policy: EgressPolicy) -> Result<(), NetError> {
+        if !self.policy.may_become(&policy) {
+            return Err(NetError::Config("a machine without a network never gets one".to_owned()));
+        }
+        self.enforce(&policy).await?;
+        self.policy = policy;
+        Ok(())
+    }
+
+    /// What answers questions about the policy in force now.
+    #[must_use]
+    pub fn view(&self) -> SeatView {
+        SeatView { policy: self.enforced.then(|| self.policy.clone()), outside: self.order.outside.clone() }
+    }
+
+    /// Ends every listener and connection of the seat. The link out stays until the namespace ends: a service that goes
+    /// away leaves its machines' connections alone.
+    pub async fn close(mut self) {
+        if let Some(gateway) = self.gateway.take() {
+            gateway.stop().await;
+        }
+        self.deafen().await;
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub const fn policy(&self) -> &EgressPolicy {
+        &self.policy
+    }
+
+    /// What was denied.
+    #[must_use]
+    pub fn log(&self) -> Arc<EgressLog> {
+        self.order.log.clone()
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.order.namespace
+    }
+
+    async fn enforce(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        if let Some(gateway) = self.gateway.take() {
+            gateway.stop().await;
+        }
+        self.deafen().await;
+        self.enforced = false;
+        let done = self.set(policy).await;
+        self.enforced = done.is_ok();
+        if done.is_err()
+            && let Err(e) = self.aside(|order| way_out(order, false)).await
+        {
+            tracing::error!(error = %e, "a seat could not be closed");
+        }
+        done
+    }
+
+    /// Ends the listener for denied packets, and waits until its place is free.
+    async fn deafen(&mut self) {
+        if let Some(task) = self.told.take() {
+            let task = AbortOnDropHandle::detach(task);
+            task.abort();
+            // It was aborted: there is no other outcome.
+            let _ = task.await;
+        }
+    }
+
+    async fn set(&mut self, policy: &EgressPolicy) -> Result<(), NetError> {
+        match told::listen(&self.order.namespace, policy, self.order.log.clone()) {
+            Ok(told) => self.told = Some(told),
+            // Nothing is let through for it; only what the rules deny is not told.
+            Err(e) => tracing::warn!(error = %e, "denied packets of a machine are not told"),
+        }
+        let open = *policy == EgressPolicy::Open;
+        self.aside(move |order| way_out(order, open)).await?;
+        if *policy != EgressPolicy::Off {
+            let (outside, log) = (self.order.outside.clone(), self.order.log.clone());
+            self.gateway = Some(Gateway::start(&self.order.namespace, policy.clone(), outside, log)?);
+        }
+        Ok(())
+    }
+
+    /// Runs what blocks off the runtime's workers.
+    async fn aside(
+        &self,
+        work: impl FnOnce(&SeatOrder) -> Result<(), NetError> + Send + 'static,
+    ) -> Result<(), NetError> {
+        let order = self.order.clone();
+        tokio::task::spawn_blocking(move || work(&order))
+            .await
+            .map_err(|e| NetError::Io("a thread", std::io::Error::other(e)))?
+    }
+}
+
+/// Makes the link that leads out, or takes it away.
+fn way_out(order: &SeatOrder, open: bool) -> Result<(), NetError> {
+    let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
+        .map_err(io_error("opening the host's network namespace"))?;
+    let addresses = match (&order.uplink, open) {
+        (_, false) => None,
+        (None, true) => return Err(NetError::Config("this host cannot give machines a way out".to_owned())),
+        (Some(up), true) => {
+            let pair = rules::pair(up.block(), order.index);
+            let pair = pair.ok_or_else(|| NetError::Config("the network block has no address left".to_owned()))?;
+            Some((up.link(order.index), pair))
+        }
+    };
+    order.namespace.run_async(|| async {
+        let netlink = link::netlink()?;
+        let existing = link::index(&netlink, rules::OUT).await?;
+        let Some((name, (host_side, seat_side))) = &addresses else {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+            return match existing {
+                Some(index) => link::remove(&netlink, index).await,
+                None => Ok(()),
+            };
+        };
+        if existing.is_some() {
+            // It is there since before a restart of the service.
+            return Ok(());
+        }
+        // A former machine's end may outlast it for a moment: its namespace lives until its last connection is gone.
+        host.run_async(|| async {
+            let netlink = link::netlink()?;
+            match link::index(&netlink, name).await? {
+                Some(stale) => link::remove(&netlink, stale).await,
+                None => Ok(()),
+            }
+        })?;
+        link::pair(&netlink, rules::OUT, name, &host).await?;
+        host.run_async(|| async {
+            let netlink = link::netlink()?;
+            let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+            let index = link::index(&netlink, name).await?.ok_or_else(missing)?;
+            // Only this link: nothing on it is taken from the host's own settings.
+            let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+            link::address(&netlink, index, *host_side, 30).await?;
+            link::up(&netlink, index).await
+        })?;
+        let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
+        let index = link::index(&netlink, rules::OUT).await?.ok_or_else(missing)?;
+        link::address(&netlink, index, *seat_side, 30).await?;
+        link::up(&netlink, index).await?;
+        link::default_route(&netlink, *host_side).await?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))
+    })
+}
