@@ -14,6 +14,7 @@ pub mod health;
 pub mod job;
 pub mod key;
 pub mod machine;
+pub mod preview;
 pub mod process;
 mod schema;
 pub mod template;
@@ -39,6 +40,7 @@ pub use machine::{
     CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
     StopResult,
 };
+pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
 pub use template::{Template, TemplateList};
 

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell, stop, template,
-    watch,
+    completions, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, preview, serve, shell, stop,
+    template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -46,6 +46,7 @@ enum Verb {
     Cp(cp::Args),
     Ls(ls::Args),
     Watch(watch::Args),
+    Preview(preview::Args),
     Extend(extend::Args),
     Stop(stop::Args),
     Template(template::Args),
@@ -105,6 +106,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Cp(args) => cp::run(context, args).await,
         Verb::Ls(args) => ls::run(context, args).await,
         Verb::Watch(args) => watch::run(context, args).await,
+        Verb::Preview(args) => preview::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,

@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod jobs;
 mod machines;
+mod previews;
 mod service;
 mod socket;
 mod transport;

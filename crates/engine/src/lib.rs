@@ -23,7 +23,8 @@ pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
-    FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, Removed, StopOutcome, TreeWritten, WriteOptions,
+    FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, PortConnection, PortError, Removed, StopOutcome,
+    TreeWritten, WriteOptions,
 };
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,

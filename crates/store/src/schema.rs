@@ -8,7 +8,8 @@ use crate::sql;
 ///
 /// One text serves both databases: `:text`, `:int`, `:blob` stand for their column types (text compares byte by
 /// byte), `:strict` for what makes SQLite hold to the types.
-const VERSIONS: &[&str] = &[include_str!("../migrations/0001_ground.sql")];
+const VERSIONS: &[&str] =
+    &[include_str!("../migrations/0001_ground.sql"), include_str!("../migrations/0010_previews.sql")];
 
 /// The newest version this binary knows.
 pub(crate) const NEWEST: i64 = VERSIONS.len() as i64;

@@ -15,6 +15,7 @@ mod identity;
 mod jail;
 mod jobs;
 mod leases;
+mod previews;
 mod restart;
 mod sizes;
 mod start;

@@ -8,6 +8,7 @@ mod contexts;
 mod files;
 mod guest;
 mod job;
+mod ports;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,6 +26,7 @@ use crate::driver::{Adoption, Driver, ExitReport, GuestStream, Instance, LaunchO
 use crate::error::DriverError;
 use crate::machine::Language;
 pub use guest::GuestFaults;
+pub use ports::{FakePorts, Listener};
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
 #[derive(Debug, Default)]
@@ -58,6 +60,8 @@ pub struct FakeDriver {
     pub host: Arc<HostFaults>,
     /// Guest faults, shared by all machines.
     pub guest: Arc<GuestFaults>,
+    /// What listens in its machines.
+    pub ports: FakePorts,
     launch_time: Duration,
     templates: Vec<TemplateName>,
     /// Where machines live: on the runtime that made the driver, so that an engine's own can end without them.
@@ -83,6 +87,7 @@ impl FakeDriver {
             machines: Arc::default(),
             host: Arc::default(),
             guest: Arc::default(),
+            ports: FakePorts::default(),
             launch_time,
             templates,
             home: Handle::try_current().ok(),
@@ -134,7 +139,7 @@ impl FakeDriver {
     fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
         let service = match &self.make_guest {
             Some(make) => make(),
-            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.home())),
+            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.ports.clone(), self.home())),
         };
         let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default() });
         self.machines().insert(key, Arc::clone(&machine));

@@ -5,6 +5,7 @@ mod files;
 mod jobs;
 mod journal;
 mod lifecycle;
+mod ports;
 mod recovery;
 mod usage;
 

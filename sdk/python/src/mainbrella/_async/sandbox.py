@@ -24,6 +24,7 @@ from .commands import AsyncCommands
 from .contexts import AsyncCodeContext, create_code_context, list_code_contexts
 from .files import AsyncFiles
 from .jobs import AsyncRunResult, signal_value
+from .previews import AsyncPreviews
 from .transport import AsyncTransport
 
 __all__ = ["AsyncSandbox"]
@@ -44,6 +45,8 @@ class AsyncSandbox:
     """Runs commands and jobs."""
     files: AsyncFiles
     """Reads, writes, lists, moves, watches files."""
+    previews: AsyncPreviews
+    """Makes ports reachable for a while."""
     api: AsyncMachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -56,6 +59,7 @@ class AsyncSandbox:
         self.api = AsyncMachineApi(transport, info.id, info.created_at)
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
+        self.previews = AsyncPreviews(self)
 
     @classmethod
     async def create(

@@ -26,6 +26,7 @@ from .commands import Commands
 from .contexts import CodeContext, create_code_context, list_code_contexts
 from .files import Files
 from .jobs import RunResult, signal_value
+from .previews import Previews
 from .transport import Transport
 
 __all__ = ["Sandbox"]
@@ -46,6 +47,8 @@ class Sandbox:
     """Runs commands and jobs."""
     files: Files
     """Reads, writes, lists, moves, watches files."""
+    previews: Previews
+    """Makes ports reachable for a while."""
     api: MachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -58,6 +61,7 @@ class Sandbox:
         self.api = MachineApi(transport, info.id, info.created_at)
         self.commands = Commands(self)
         self.files = Files(self)
+        self.previews = Previews(self)
 
     @classmethod
     def create(
