@@ -47,7 +47,7 @@ base() {
   fi
   "$bin" --data-dir "$data" template build python || return 1
   port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-  "$bin" --data-dir "$data" serve --listen "127.0.0.1:$port" --pool-size 0 2>"$data/service.log" &
+  "$bin" --data-dir "$data" serve --listen "127.0.0.1:$port" --preview-listen off --pool-size 0 2>"$data/service.log" &
   pid=$!
   local ask=("$bin" --data-dir "$data" --url "http://127.0.0.1:$port")
   for _ in $(seq 300); do "${ask[@]}" list >/dev/null 2>&1 && break; kill -0 $pid 2>/dev/null || break; sleep 0.2; done

@@ -86,7 +86,9 @@ impl Service {
             Some(hosts) => {
                 let mut command = Command::new("unshare");
                 command.args(["--mount", "--propagation", "slave", "sh", "-ec"]);
-                command.arg("hosts=$1; shift; mount --bind \"$hosts\" /etc/hosts; exec \"$@\"").args(["sh".as_ref(), hosts.as_os_str()]);
+                command
+                    .arg("hosts=$1; shift; mount --bind \"$hosts\" /etc/hosts; exec \"$@\"")
+                    .args(["sh".as_ref(), hosts.as_os_str()]);
                 command.arg(ground::program());
                 command
             }
@@ -95,6 +97,10 @@ impl Service {
             command.env_remove(name);
         }
         command.arg("--data-dir").arg(&self.data).args(["serve", "--listen", &format!("127.0.0.1:{}", self.port)]);
+        if !self.setup.arguments.iter().any(|a| a == "--preview-listen") {
+            // Any free port: the one beside the API's may be another test's.
+            command.args(["--preview-listen", "127.0.0.1:0"]);
+        }
         command.args(["--accel", "auto", "--pool-size", &self.setup.pool.to_string()]).args(&self.setup.arguments);
         command.stdin(Stdio::null());
         if self.setup.own_group {

@@ -158,8 +158,14 @@ pub struct Networking {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Previews {
-    /// Whether there are any.
+    /// Whether they are issued. Those that exist can be listed and revoked in any case.
     pub supported: bool,
+    /// Whether an issue can be repeated under an Idempotency-Key.
+    #[serde(default)]
+    pub idempotent: bool,
+    /// Whether the end of one can be moved.
+    #[serde(default)]
+    pub renewal: bool,
 }
 
 /// Saving and copying machines.
@@ -314,6 +320,20 @@ limits! {
     signed_url_default_seconds = SIGNED_URL_DEFAULT_SECONDS;
     /// Blocking commands at once on one machine; more are refused.
     commands_max = COMMANDS_MAX;
+    /// Lowest port of a machine that a preview can lead to.
+    preview_port_min = PREVIEW_PORT_MIN;
+    /// Shortest life of a preview.
+    preview_ttl_min_seconds = PREVIEW_TTL_MIN_SECONDS;
+    /// Life of a preview by default.
+    preview_ttl_default_seconds = PREVIEW_TTL_DEFAULT_SECONDS;
+    /// Longest life of a preview, counted from now.
+    preview_ttl_max_seconds = PREVIEW_TTL_MAX_SECONDS;
+    /// Active previews of one generation.
+    previews_active_max = PREVIEWS_ACTIVE_MAX;
+    /// Previews of one generation made within a day.
+    previews_remembered_max = PREVIEWS_REMEMBERED_MAX;
+    /// Connections to the ports of one machine at once.
+    port_connections_max = PORT_CONNECTIONS_MAX;
     /// Code contexts of one machine.
     contexts_max = CONTEXTS_MAX;
     /// Longest code of one run.

@@ -16,6 +16,9 @@ pub struct ErrorBody {
     pub hint: String,
     /// The id under which the service logged this request.
     pub request_id: String,
+    /// With `preview_reconciliation_required`: the preview to revoke.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preview_id: Option<String>,
 }
 
 impl ErrorBody {

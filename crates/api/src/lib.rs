@@ -15,6 +15,7 @@ pub mod health;
 pub mod job;
 pub mod key;
 pub mod machine;
+pub mod preview;
 pub mod process;
 mod schema;
 pub mod template;
@@ -25,9 +26,7 @@ pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
 };
-pub use egress::{
-    EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress,
-};
+pub use egress::{EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress};
 pub use error::ErrorBody;
 pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
@@ -43,6 +42,7 @@ pub use machine::{
     CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
     StopResult,
 };
+pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
 pub use template::{Template, TemplateList};
 

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell,
-    stop, template, watch,
+    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, preview,
+    serve, shell, stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -47,6 +47,7 @@ enum Verb {
     Cp(cp::Args),
     Ls(ls::Args),
     Watch(watch::Args),
+    Preview(preview::Args),
     Extend(extend::Args),
     Egress(egress::Args),
     Stop(stop::Args),
@@ -108,6 +109,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Cp(args) => cp::run(context, args).await,
         Verb::Ls(args) => ls::run(context, args).await,
         Verb::Watch(args) => watch::run(context, args).await,
+        Verb::Preview(args) => preview::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
         Verb::Egress(args) => egress::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,

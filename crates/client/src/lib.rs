@@ -12,6 +12,7 @@ mod error;
 mod files;
 mod jobs;
 mod machines;
+mod previews;
 mod service;
 mod socket;
 mod transport;

@@ -24,13 +24,14 @@ pub use driver::{
 };
 pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
-/// What the network of machines says to callers.
-pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};
 pub use journal::{Change, Journal, JournalError};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
-    FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, Removed, StopOutcome, TreeWritten, WriteOptions,
+    FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, PortConnection, PortError, Removed, StopOutcome,
+    TreeWritten, WriteOptions,
 };
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
+/// What the network of machines says to callers.
+pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};

@@ -40,6 +40,8 @@ where
         .max_header_list_size(HEADER_LIST_MAX)
         .max_concurrent_streams(CONCURRENT_STREAMS)
         .max_send_buf_size(SEND_BUFFER)
+        // A host may give up as many calls as it may make before this side has looked at them.
+        .max_pending_accept_reset_streams(Some(CONCURRENT_STREAMS as usize))
         .keep_alive_interval(None)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .await?;

@@ -13,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::frames::FrameGuard;
 use crate::limits::{
-    CONNECTION_WINDOW, ELEMENT_MEMORY_MAX, FRAME_BYTES, HEADER_LIST_MAX, RESPONSE_BYTES_MAX, SEND_BUFFER,
-    STREAM_WINDOW, STREAMING_CALLS_MAX, UNARY_CALLS_MAX,
+    CONNECTION_WINDOW, DIAL_MEMORY, DIALS_MAX, ELEMENT_MEMORY_MAX, FRAME_BYTES, HEADER_LIST_MAX, RESPONSE_BYTES_MAX,
+    SEND_BUFFER, STREAM_WINDOW, STREAMING_CALLS_MAX, UNARY_CALLS_MAX,
 };
 use crate::link::{LinkError, attach_host};
 use crate::proto::mainbrella::guest::v1 as pb;
@@ -22,6 +22,9 @@ use crate::proto::mainbrella::guest::v1 as pb;
 /// Methods that stream, in either direction.
 const STREAMING: &[&str] =
     &["RunJob", "FollowJob", "ReadFile", "WriteFile", "ListDir", "PackTree", "UnpackTree", "WatchTree"];
+
+/// The method that carries connections to ports.
+const DIAL: &str = "Dial";
 
 /// How a host attaches.
 #[derive(Debug, Clone)]
@@ -59,9 +62,10 @@ pub struct GuestClient {
     streams: Rpc,
     closed: watch::Receiver<Option<Arc<str>>>,
     abort: Arc<AbortOnDrop>,
+    dial_memory: Arc<Semaphore>,
 }
 
-struct AbortOnDrop(tokio::task::AbortHandle);
+pub(crate) struct AbortOnDrop(pub(crate) tokio::task::AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -112,6 +116,7 @@ where
     let transport = LinkTransport {
         sender,
         streaming: Arc::new(Semaphore::new(STREAMING_CALLS_MAX)),
+        dials: Arc::new(Semaphore::new(DIALS_MAX)),
         unary: Arc::new(Semaphore::new(UNARY_CALLS_MAX)),
     };
     let uri = http::Uri::from_static("http://guest");
@@ -126,6 +131,7 @@ where
         streams: pb::GuestClient::new(ServiceTransport::new(transport), streams_config),
         closed,
         abort: Arc::new(AbortOnDrop(driver.abort_handle())),
+        dial_memory: Arc::new(Semaphore::new(DIAL_MEMORY)),
     })
 }
 
@@ -167,6 +173,11 @@ impl GuestClient {
         self.closed.borrow().is_some() || self.closed.has_changed().is_err()
     }
 
+    /// What is left for wider windows of dialled connections.
+    pub(crate) fn dial_memory(&self) -> &Arc<Semaphore> {
+        &self.dial_memory
+    }
+
     /// Ends the connection now: running calls fail, in every clone. Jobs in the guest go on.
     pub fn close(&self) {
         self.abort.0.abort();
@@ -178,6 +189,7 @@ impl GuestClient {
 pub struct LinkTransport {
     sender: hyper::client::conn::http2::SendRequest<ClientBody>,
     streaming: Arc<Semaphore>,
+    dials: Arc<Semaphore>,
     unary: Arc<Semaphore>,
 }
 
@@ -193,8 +205,12 @@ impl tower::Service<http::Request<ClientBody>> for LinkTransport {
     fn call(&mut self, request: http::Request<ClientBody>) -> Self::Future {
         let path = request.uri().path();
         let method = path.rsplit('/').next().unwrap_or_default();
-        let streaming = STREAMING.contains(&method);
-        let slots = if streaming { &self.streaming } else { &self.unary }.clone();
+        let slots = match method {
+            DIAL => &self.dials,
+            method if STREAMING.contains(&method) => &self.streaming,
+            _ => &self.unary,
+        };
+        let slots = Arc::clone(slots);
         let mut sender = self.sender.clone();
         Box::pin(async move {
             // Never closed, so acquiring fails never; without a permit the call would only be uncounted.

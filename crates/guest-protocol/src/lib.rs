@@ -1,5 +1,6 @@
 //! What host and guest say to each other, and the limits both keep.
 
+pub mod dial;
 pub mod fault;
 pub mod frames;
 pub mod guest_side;
@@ -14,6 +15,7 @@ pub mod proto {
     connectrpc::include_generated!();
 }
 
+pub use dial::PortStream;
 pub use fault::{GuestError, fault};
 pub use host::{GuestClient, LinkOptions, connect};
 pub use link::LinkError;

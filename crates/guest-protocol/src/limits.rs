@@ -28,8 +28,18 @@ pub const SEND_BUFFER: usize = 128 * 1024;
 pub const STREAMING_CALLS_MAX: usize = 1088;
 /// Most unary calls at once. Counted apart, so that followed jobs cannot keep a probe or a cancel out.
 pub const UNARY_CALLS_MAX: usize = 64;
+/// Most connections to ports of the machine at once. Counted apart, so that they keep no other call out.
+pub const DIALS_MAX: usize = 1024;
 /// Most HTTP/2 streams at once.
-pub const CONCURRENT_STREAMS: u32 = (STREAMING_CALLS_MAX + UNARY_CALLS_MAX) as u32;
+pub const CONCURRENT_STREAMS: u32 = (STREAMING_CALLS_MAX + UNARY_CALLS_MAX + DIALS_MAX) as u32;
+/// Bytes each side of a dialled connection may send before the other has taken any.
+pub const DIAL_WINDOW_FIRST: usize = 32 * 1024;
+/// Most bytes of one direction of a dialled connection that are sent and not taken.
+pub const DIAL_WINDOW: usize = 256 * 1024;
+/// What each side of a link spends on windows beyond the first, for all its dialled connections together, bytes.
+pub const DIAL_MEMORY: usize = 32 * 1024 * 1024;
+/// Largest piece of a dialled connection in one message, bytes.
+pub const DIAL_CHUNK: usize = 64 * 1024;
 /// DATA frames without a byte that a guest may send in the life of a connection. An honest one sends none.
 pub const EMPTY_FRAMES_MAX: u32 = 1_000;
 /// DATA frames of less than 256 bytes that a guest may have sent and the host not read.
@@ -107,4 +117,6 @@ const _: () = assert!(STDIN_INLINE_MAX + ENV_BYTES_MAX + ARGV_BYTES_MAX < REQUES
 // The paths that a removal names, as long as paths can be, and a page that ends with the longest entry.
 const _: () = assert!(REMAINING_NAMED_MAX * (PATH_MAX + 8) < RESPONSE_BYTES_MAX);
 const _: () = assert!(PAGE_BYTES + 2 * (PATH_MAX + NAME_MAX + 64) < RESPONSE_BYTES_MAX);
+const _: () =
+    assert!(DIAL_WINDOW_FIRST < DIAL_WINDOW && DIAL_CHUNK < REQUEST_BYTES_MAX && DIAL_CHUNK < RESPONSE_BYTES_MAX);
 const _: () = assert!(CHUNK_BYTES <= CHUNK_BYTES_MAX && CHUNK_BYTES_MAX * 2 <= RESPONSE_BYTES_MAX);

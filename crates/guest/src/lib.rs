@@ -6,6 +6,7 @@
 pub mod boot;
 mod cgroup;
 mod configure;
+mod dial;
 mod files;
 mod jobs;
 pub mod port;

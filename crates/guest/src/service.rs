@@ -12,6 +12,7 @@ use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
+use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
 use crate::{Authority, Reaper, UserCgroup, configure, files, processes, usage};
 
@@ -44,6 +45,7 @@ pub struct Agent {
     jobs: Jobs,
     files: Arc<Semaphore>,
     watches: Arc<Semaphore>,
+    dials: Dials,
     boot_id: String,
     state: Mutex<Configured>,
 }
@@ -68,6 +70,7 @@ impl Agent {
             cgroup: options.cgroup,
             files: Arc::new(Semaphore::new(FILE_OPERATIONS_MAX)),
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
+            dials: Dials::default(),
             boot_id: boot_id.trim().to_owned(),
             state: Mutex::default(),
         })
@@ -421,5 +424,13 @@ impl pb::Guest for Agent {
         let seat = self.watches.clone().try_acquire_owned();
         let seat = seat.map_err(|_| fault("watches", libc::EMFILE, "too many watches at once"))?;
         Response::stream_ok(files::watch(request.path.to_vec(), request.recursive, seat).await?)
+    }
+
+    async fn dial(
+        &self,
+        _ctx: RequestContext,
+        requests: InboundStream<pb::DialRequest>,
+    ) -> ServiceResult<ServiceStream<pb::DialResponse>> {
+        Response::stream_ok(self.dials.dial(requests).await?)
     }
 }

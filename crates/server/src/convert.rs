@@ -13,16 +13,18 @@ pub struct Traits {
     isolation: &'static str,
     memory_snapshot: bool,
     fork: bool,
+    previews: bool,
 }
 
 impl Traits {
-    /// From a driver's report.
+    /// From a driver's report, and whether previews are issued.
     #[must_use]
-    pub fn of(report: &DriverReport) -> Self {
+    pub fn of(report: &DriverReport, previews: bool) -> Self {
         Self {
             isolation: report.isolation.as_str(),
             memory_snapshot: report.memory_snapshot && verbs::SNAPSHOTS,
             fork: report.fork && verbs::FORK,
+            previews,
         }
     }
 }
@@ -32,7 +34,6 @@ pub(crate) mod verbs {
     pub(crate) const SNAPSHOTS: bool = false;
     pub(crate) const PAUSE_RESUME: bool = false;
     pub(crate) const FORK: bool = false;
-    pub(crate) const PREVIEWS: bool = false;
 }
 
 /// A machine as callers see it.
@@ -62,7 +63,7 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
             commands: true,
             files: true,
             internet: record.spec.egress.leads_out(),
-            previews: verbs::PREVIEWS,
+            previews: traits.previews,
             memory_snapshot: traits.memory_snapshot,
             pause_resume: traits.memory_snapshot && verbs::PAUSE_RESUME,
             fork: traits.fork,

@@ -17,6 +17,7 @@ pub struct ApiError {
     pub(crate) hint: Option<&'static str>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) retry_after: Option<u64>,
+    pub(crate) preview: Option<String>,
     pub(crate) internal: Option<String>,
 }
 
@@ -28,7 +29,7 @@ impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after =
             matches!(code, ErrorCode::RateLimited | ErrorCode::Overloaded | ErrorCode::InProgress).then_some(1);
-        Self { code, message: message.into(), hint: None, status: None, retry_after, internal: None }
+        Self { code, message: message.into(), hint: None, status: None, retry_after, preview: None, internal: None }
     }
 
     /// A malformed request.
@@ -59,6 +60,13 @@ impl ApiError {
     #[must_use]
     pub fn status(mut self, status: StatusCode) -> Self {
         self.status = Some(status);
+        self
+    }
+
+    /// Names the preview that is to be looked after.
+    #[must_use]
+    pub fn preview(mut self, id: String) -> Self {
+        self.preview = Some(id);
         self
     }
 

@@ -18,6 +18,7 @@ pub mod layers;
 pub mod lock;
 pub mod logging;
 pub mod openapi;
+pub mod previews;
 pub mod reconcile;
 pub mod serve;
 mod signed;

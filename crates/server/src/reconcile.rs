@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mainbrella_engine::{EngineError, RecoveryReport};
+use mainbrella_engine::{EngineError, MachineHandle, RecoveryReport};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::chain;
@@ -19,11 +19,23 @@ const SWEEPS_MAX: usize = 100;
 pub async fn recover(state: &AppState) -> Result<RecoveryReport, EngineError> {
     let report = state.engine.recover().await?;
     match state.store.living(&state.config.host_name).await {
-        Ok(living) => living.iter().for_each(|record| drop(state.directory.handle_of(record))),
+        Ok(living) => {
+            for handle in living.iter().filter_map(|record| state.directory.handle_of(record)) {
+                resume_previews(state, &handle).await;
+            }
+        }
         // Looks then go to the store first; nothing is lost.
         Err(e) => tracing::warn!(error = chain(&e), "the living machines could not be read again"),
     }
     Ok(report)
+}
+
+/// Lets the previews of a machine that was taken over lead to it again.
+async fn resume_previews(state: &AppState, handle: &MachineHandle) {
+    match state.store.active_previews(&handle.record().key, state.now()).await {
+        Ok(active) => active.iter().for_each(|preview| state.previews.admit(preview, handle)),
+        Err(e) => tracing::warn!(error = chain(&e), "the previews of a machine could not be read; they lead nowhere"),
+    }
 }
 
 /// Removes what has expired, now and every minute, until `stop`.

@@ -51,36 +51,49 @@ pub(crate) struct Grant {
     pub(crate) max_bytes: Option<u64>,
 }
 
-/// Makes and checks tokens.
-pub struct UrlSigner {
+/// A key that seals, in a file of its own; made when it is first needed.
+pub(crate) struct SealKey {
     file: PathBuf,
     key: Mutex<Option<[u8; KEY_LEN]>>,
+}
+
+impl SealKey {
+    /// The key in `file`.
+    pub(crate) fn new(file: PathBuf) -> Self {
+        Self { file, key: Mutex::new(None) }
+    }
+
+    /// A seal for `purpose`: one for another purpose is another.
+    pub(crate) fn mac(&self, purpose: &[u8]) -> ApiResult<Hmac<Sha256>> {
+        let mut known = self.key.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = match *known {
+            Some(key) => key,
+            None => {
+                let failed = |e: io::Error| ApiError::internal(format!("{}: {e}", self.file.display()));
+                *known.insert(load(&self.file).map_err(failed)?)
+            }
+        };
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|e| ApiError::internal(e.to_string()))?;
+        mac.update(purpose);
+        Ok(mac)
+    }
+}
+
+/// Makes and checks tokens.
+pub struct UrlSigner {
+    key: SealKey,
 }
 
 impl UrlSigner {
     /// With the key in this data directory.
     pub(crate) fn new(data_dir: &Path) -> Self {
-        Self { file: data_dir.join("keys").join("file-urls.key"), key: Mutex::new(None) }
-    }
-
-    fn mac(&self) -> ApiResult<Hmac<Sha256>> {
-        let mut known = self.key.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = match *known {
-            Some(key) => key,
-            None => {
-                let failed = |e: io::Error| ApiError::internal(format!("the key of signed URLs: {e}"));
-                *known.insert(load(&self.file).map_err(failed)?)
-            }
-        };
-        let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|e| ApiError::internal(e.to_string()))?;
-        mac.update(PURPOSE);
-        Ok(mac)
+        Self { key: SealKey::new(data_dir.join("keys").join("file-urls.key")) }
     }
 
     /// Seals a grant.
     pub(crate) fn sign(&self, grant: &Grant) -> ApiResult<String> {
         let text = serde_json::to_vec(grant).map_err(|e| ApiError::internal(e.to_string()))?;
-        let mut mac = self.mac()?;
+        let mut mac = self.key.mac(PURPOSE)?;
         mac.update(&text);
         let seal = mac.finalize().into_bytes();
         Ok(format!("{}.{}", URL_SAFE_NO_PAD.encode(text), URL_SAFE_NO_PAD.encode(seal)))
@@ -92,7 +105,7 @@ impl UrlSigner {
         let decoded = parts
             .and_then(|(text, seal)| Some((URL_SAFE_NO_PAD.decode(text).ok()?, URL_SAFE_NO_PAD.decode(seal).ok()?)));
         let Some((text, seal)) = decoded else { return Ok(None) };
-        let mut mac = self.mac()?;
+        let mut mac = self.key.mac(PURPOSE)?;
         mac.update(&text);
         Ok(mac.verify_slice(&seal).ok().and_then(|()| serde_json::from_slice(&text).ok()))
     }

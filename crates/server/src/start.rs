@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainbrella_engine::{Clock, Driver, DriverError, Engine, EngineConfig, EngineError};
+use mainbrella_preview::{Tls, TlsError};
 use mainbrella_store::{Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,13 +42,21 @@ pub enum StartError {
     #[error("{0} is taken by another program; stop it, or choose another address with --listen")]
     PortBusy(SocketAddr),
     /// The address cannot be listened on.
-    #[error("{address} cannot be listened on: {source}; choose another address with --listen")]
+    #[error("{address} cannot be listened on: {source}; choose another address with --{flag}")]
     Listen {
         /// The address.
         address: SocketAddr,
+        /// What it is set with.
+        flag: &'static str,
         /// The cause.
         source: io::Error,
     },
+    /// The port of the previews is taken.
+    #[error("{0}, for previews, is taken by another program; choose another address with --preview-listen, or `off`")]
+    PreviewPortBusy(SocketAddr),
+    /// The certificate of the previews cannot be used.
+    #[error("{}; correct --preview-tls-cert and --preview-tls-key", chain(.0))]
+    Tls(#[from] TlsError),
     /// The database cannot be opened.
     #[error("{}", chain(.0))]
     Store(#[from] StoreError),
@@ -74,6 +83,8 @@ pub struct Ground {
     _lock: DataDirLock,
     /// The listener; connections wait until the service is ready.
     listener: TcpListener,
+    /// The same for previews, with TLS where it is asked for.
+    previews: Option<(TcpListener, Option<Tls>)>,
     /// Durable state.
     pub store: Store,
     /// What was done about the first key.
@@ -93,14 +104,30 @@ pub async fn prepare(config: &ServerConfig, clock: &dyn Clock) -> Result<Ground,
     })?;
     let listener = TcpListener::bind(config.listen).await.map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => StartError::PortBusy(config.listen),
-        _ => StartError::Listen { address: config.listen, source },
+        _ => StartError::Listen { address: config.listen, flag: "listen", source },
     })?;
+    let previews = match config.preview_listen {
+        Some(address) => Some(listen_for_previews(config, address).await?),
+        None => None,
+    };
     let store = match &config.database {
         Some(url) => Store::open(&url.0, clock.now()).await?,
         None => Store::open_sqlite(&path.join("mainbrella.sqlite"), clock.now()).await?,
     };
     let admin_key = admin_key::ensure(&store, path, clock.now()).await?;
-    Ok(Ground { _lock: lock, listener, store, admin_key })
+    Ok(Ground { _lock: lock, listener, previews, store, admin_key })
+}
+
+async fn listen_for_previews(
+    config: &ServerConfig,
+    address: SocketAddr,
+) -> Result<(TcpListener, Option<Tls>), StartError> {
+    let tls = config.preview_tls.as_ref().map(|(certificates, key)| Tls::load(certificates, key)).transpose()?;
+    let listener = TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => StartError::PreviewPortBusy(address),
+        _ => StartError::Listen { address, flag: "preview-listen", source },
+    })?;
+    Ok((listener, tls))
 }
 
 fn make_data_dir(path: &Path) -> io::Result<()> {
@@ -129,7 +156,7 @@ pub async fn run_with(
     clock: Arc<dyn Clock>,
     ending: Ending,
 ) -> Result<(), StartError> {
-    let Ground { _lock, listener, store, admin_key } = ground;
+    let Ground { _lock, listener, previews, store, admin_key } = ground;
     let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
     let limits = EngineConfig {
         machines_max: config.max_machines as usize,
@@ -162,6 +189,16 @@ pub async fn run_with(
 
     state.closes_with(&ending.stop);
     let reconciler = tokio::spawn(reconcile::run(state.clone(), ending.stop.clone()));
+    let ingress = match previews {
+        Some((listener, tls)) => {
+            let address = listener.local_addr().map_err(|e| StartError::System("the listener has no address", e))?;
+            let ingress = state.previews.open(&state.config, address);
+            let max = state.config.preview_max_connections as usize;
+            tracing::info!(%address, domain = state.config.preview_domain, tls = tls.is_some(), active = state.previews.active(), "serving previews");
+            Some(tokio::spawn(mainbrella_preview::serve(listener, ingress, tls, max, ending.stop.clone())))
+        }
+        None => None,
+    };
     let app = verbs::router(state.clone());
     let (connections, grace) = (state.config.max_connections as usize, state.config.shutdown_grace);
     if !serve(listener, app, connections, grace, ending.clone()).await {
@@ -169,6 +206,9 @@ pub async fn run_with(
     }
     ending.stop.cancel();
     let _ = reconciler.await;
+    if let Some(ingress) = ingress {
+        let _ = ingress.await;
+    }
     state.engine.shutdown().await;
     state.store.close().await;
     tracing::info!("ended; machines keep running");

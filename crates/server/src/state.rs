@@ -17,6 +17,7 @@ use crate::config::ServerConfig;
 use crate::convert::Traits;
 use crate::directory::Directory;
 use crate::layers::HostRule;
+use crate::previews::Previews;
 use crate::signed::UrlSigner;
 
 /// The parts of a running service. Clones share them.
@@ -45,6 +46,8 @@ pub struct Parts {
     pub templates: SeenTemplates,
     /// Makes and checks signed URLs.
     pub signer: UrlSigner,
+    /// Which tokens lead to which ports.
+    pub previews: Previews,
     /// Cancelled when the service begins to end: what would go on for ever ends then.
     pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
@@ -82,6 +85,7 @@ impl AppState {
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
             signer: UrlSigner::new(&config.data_dir),
+            previews: Previews::new(&config, engine.clone(), Arc::clone(&clock)),
             closing: CancellationToken::new(),
             config,
             engine,
@@ -101,7 +105,7 @@ impl Deref for AppState {
 impl Parts {
     /// What the driver gives every machine, as it is now: a trial of the accelerator may end after the start.
     pub(crate) fn traits(&self) -> Traits {
-        Traits::of(&self.engine.report())
+        Traits::of(&self.engine.report(), self.previews.public().is_some())
     }
 
     /// Lets long replies end when `stop` says so.

@@ -43,6 +43,7 @@ pub(crate) enum Arg {
     Text(String),
     MaybeText(Option<String>),
     Bytes(Vec<u8>),
+    MaybeBytes(Option<Vec<u8>>),
 }
 
 impl Arg {
@@ -61,6 +62,7 @@ macro_rules! bound {
                 Arg::Text(v) => query.bind(v.clone()),
                 Arg::MaybeText(v) => query.bind(v.clone()),
                 Arg::Bytes(v) => query.bind(v.clone()),
+                Arg::MaybeBytes(v) => query.bind(v.clone()),
             };
         }
         query

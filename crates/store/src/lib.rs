@@ -8,6 +8,7 @@ mod error;
 mod keys;
 mod list;
 mod machines;
+mod previews;
 mod record;
 mod schema;
 mod sql;
@@ -22,6 +23,7 @@ pub use error::{Cause, Result, StoreError};
 pub use keys::{ApiKey, KEY_ID_MAX, KeyPage, KeyRole, LAST_USED_STEP_MS, NewApiKey};
 pub use list::{Cursor, ListQuery, Page};
 pub use machines::{Applied, BeginCreate, Idempotency, MachineChange, NewMachine, Refusal};
+pub use previews::{BeginPreview, PreviewRecord};
 pub use sweep::Swept;
 
 use backend::Backend;

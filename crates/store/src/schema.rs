@@ -8,8 +8,11 @@ use crate::sql;
 ///
 /// One text serves both databases: `:text`, `:int`, `:blob` stand for their column types (text compares byte by
 /// byte), `:strict` for what makes SQLite hold to the types.
-const VERSIONS: &[&str] =
-    &[include_str!("../migrations/0001_ground.sql"), include_str!("../migrations/0020_egress.sql")];
+const VERSIONS: &[&str] = &[
+    include_str!("../migrations/0001_ground.sql"),
+    include_str!("../migrations/0010_previews.sql"),
+    include_str!("../migrations/0020_egress.sql"),
+];
 
 /// The newest version this binary knows.
 pub(crate) const NEWEST: i64 = VERSIONS.len() as i64;
@@ -97,7 +100,11 @@ mod tests {
             made.push(record);
         }
         // As version 1 left it.
-        sql(&store, "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'").await;
+        sql(
+            &store,
+            "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'",
+        )
+        .await;
         store.close().await;
         let store = Store::open_sqlite(&path, Millis(0)).await.expect("opens");
         for record in &made {

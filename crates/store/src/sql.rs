@@ -26,6 +26,13 @@ macro_rules! key_columns {
     };
 }
 
+/// The columns of a preview, in the order in which `previews::preview` reads them.
+macro_rules! preview_columns {
+    () => {
+        "p.id, p.machine_key, p.port, p.token_hash, p.created_at, p.expires_at, p.revoked_at"
+    };
+}
+
 statements! {
     HEALTH = "SELECT value FROM meta WHERE name = 'schema_version'";
     META_GET = "SELECT value FROM meta WHERE name = $1";
@@ -96,6 +103,23 @@ statements! {
     /// How many machines carry a label, counted no further than a limit.
     METADATA_COUNT = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM machine_metadata \
                       WHERE project = $1 AND name = $2 AND value = $3 LIMIT $4) AS probe";
+
+    /// Holds the row of a running machine until the end of the transaction.
+    PREVIEW_HOLD_MACHINE = "UPDATE machines SET revision = revision WHERE key = $1 AND state = 'running'";
+    PREVIEW_FORGET = "DELETE FROM previews WHERE machine_key = $1 AND expires_at <= $2";
+    PREVIEW_BY_KEY = concat!("SELECT ", preview_columns!(), ", p.body_hash FROM previews p \
+                              WHERE p.machine_key = $1 AND p.idempotency_key = $2");
+    PREVIEW_COUNT_ACTIVE = "SELECT COUNT(*) FROM previews WHERE machine_key = $1 AND expires_at > $2 \
+                            AND revoked_at IS NULL";
+    PREVIEW_COUNT = "SELECT COUNT(*) FROM previews WHERE machine_key = $1";
+    PREVIEW_INSERT = "INSERT INTO previews (id, machine_key, port, token_hash, idempotency_key, body_hash, created_at, \
+                      expires_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    PREVIEW_GET = concat!("SELECT ", preview_columns!(), " FROM previews p WHERE p.machine_key = $1 AND p.id = $2");
+    PREVIEW_LIST = concat!("SELECT ", preview_columns!(), " FROM previews p WHERE p.machine_key = $1 \
+                            AND p.expires_at > $2 AND p.revoked_at IS NULL ORDER BY p.expires_at, p.id LIMIT $3");
+    PREVIEW_REVOKE = "UPDATE previews SET revoked_at = $3 WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL";
+    PREVIEW_RENEW = "UPDATE previews SET expires_at = CASE WHEN expires_at > $3 THEN expires_at ELSE $3 END \
+                     WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL AND expires_at > $4";
 
     SWEEP_IDEMPOTENCY = "DELETE FROM idempotency WHERE (project, operation, key) IN \
                          (SELECT project, operation, key FROM idempotency WHERE expires_at <= $1 LIMIT $2)";

@@ -86,6 +86,12 @@ codes! {
     JobEnded = "job_ended", 409, Never, "Inspect the job; its exit says how it ended.";
     /// The kernel of a code context has ended.
     ContextDead = "context_dead", 409, Never, "Restart the context, or make another one; the variables of the old kernel are gone.";
+    /// The generation has as many active previews as it may.
+    PreviewLimit = "preview_limit", 409, Never, "Revoke a preview that is not needed, or wait until one ends.";
+    /// The preview has ended.
+    PreviewEnded = "preview_ended", 410, Never, "Create another preview, with another Idempotency-Key if there is one.";
+    /// A preview was made whose URL cannot be told.
+    PreviewReconciliationRequired = "preview_reconciliation_required", 409, Never, "Revoke the preview named by `previewId`, then create another one.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

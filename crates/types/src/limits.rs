@@ -97,6 +97,21 @@ pub const SIGNED_URL_DEFAULT_SECONDS: u64 = 900;
 /// Blocking commands at once on one machine; further calls wait their turn, up to the queue.
 pub const COMMANDS_MAX: usize = 1024;
 
+/// Lowest port of a machine that a preview may lead to.
+pub const PREVIEW_PORT_MIN: u16 = 1024;
+/// Shortest life of a preview, seconds.
+pub const PREVIEW_TTL_MIN_SECONDS: u64 = 60;
+/// Life of a preview by default, seconds.
+pub const PREVIEW_TTL_DEFAULT_SECONDS: u64 = 900;
+/// Longest life of a preview counted from now, seconds.
+pub const PREVIEW_TTL_MAX_SECONDS: u64 = 3600;
+/// Previews of one generation that are active at once.
+pub const PREVIEWS_ACTIVE_MAX: usize = 8;
+/// Previews of one generation that are remembered, ended ones included; they are for a day.
+pub const PREVIEWS_REMEMBERED_MAX: usize = 10_000;
+/// Connections to the ports of one machine at once; more are refused.
+pub const PORT_CONNECTIONS_MAX: usize = 1024;
+
 /// Code contexts of one machine.
 pub const CONTEXTS_MAX: usize = 8;
 /// Longest code of one run, bytes.
@@ -138,6 +153,8 @@ const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);
 const _: () = assert!(SIGNED_URL_MIN_SECONDS <= SIGNED_URL_DEFAULT_SECONDS);
 const _: () = assert!(SIGNED_URL_DEFAULT_SECONDS <= SIGNED_URL_MAX_SECONDS);
+const _: () = assert!(PREVIEW_TTL_MIN_SECONDS <= PREVIEW_TTL_DEFAULT_SECONDS);
+const _: () = assert!(PREVIEW_TTL_DEFAULT_SECONDS <= PREVIEW_TTL_MAX_SECONDS);
 const _: () = assert!(OUTPUT_LIMIT_DEFAULT <= OUTPUT_LIMIT_MAX);
 // A blocking command with the longest argv, a full environment and full inline input (as base64) fits one body.
 const _: () = assert!(COMMAND_BYTES_MAX + ENV_BYTES_MAX + STDIN_INLINE_MAX / 3 * 4 < JSON_BODY_MAX);

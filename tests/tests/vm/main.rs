@@ -16,6 +16,7 @@ mod jail;
 mod jobs;
 mod leases;
 mod network;
+mod previews;
 mod restart;
 mod sizes;
 mod start;

@@ -27,10 +27,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("net", &["types"]),
     ("engine", &["guest-protocol", "job-log", "net", "types"]),
     ("store", &["types"]),
-    ("server", &["api", "engine", "store", "types"]),
+    ("preview", &["types"]),
+    ("server", &["api", "engine", "preview", "store", "types"]),
     ("cli", &["api", "client", "engine", "server", "store", "tree", "types"]),
     ("tests", &["api", "client", "engine", "guest-protocol", "net", "server", "store", "tree", "types"]),
-    ("bench", &["client", "engine", "guest-protocol", "net", "store", "tests", "types"]),
+    ("bench", &["client", "engine", "guest-protocol", "net", "preview", "store", "tests", "types"]),
     ("xtask", &["server"]),
 ];
 
@@ -44,6 +45,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
     ("engine", &["axum", "tower-http", "utoipa", "sqlx"], "engine knows neither the store nor HTTP servers"),
     ("net", &["axum", "hyper", "sqlx", "serde"], "net knows links, rules and names, and nothing of the service"),
     ("store", &["axum", "hyper", "http", "tower-http", "utoipa"], "store knows no HTTP"),
+    ("preview", &["axum", "sqlx", "tower-http", "reqwest"], "preview is a proxy and knows no more"),
     ("job-log", &["tokio", "futures", "serde", "axum"], "job-log is files and nothing else"),
     ("api", &["tokio", "axum", "sqlx", "hyper"], "api only says what travels over the wire"),
     ("guest", &["axum", "sqlx", "reqwest"], "the guest agent is small and serves one stream"),

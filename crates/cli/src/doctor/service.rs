@@ -65,6 +65,12 @@ pub async fn ask(context: &Context) -> Found {
     match asked.await {
         Ok(capabilities) => {
             checks.push(Check::ok(SERVICE, "key", format!("{place} works")));
+            checks.push(if capabilities.previews.supported {
+                Check::ok(SERVICE, "previews", "issued".to_owned())
+            } else {
+                let fix = "If ports of machines should be reachable: start it with an address in --preview-listen.";
+                Check::warn(SERVICE, "previews", "not issued".to_owned(), fix)
+            });
             let isolation = capabilities.isolation;
             let accelerator = isolation.accelerator.map(|accelerator| Told { accelerator, reason: isolation.reason });
             Found { checks, accelerator }

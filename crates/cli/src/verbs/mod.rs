@@ -15,6 +15,7 @@ pub mod key;
 pub mod list;
 pub mod logs;
 pub mod ls;
+pub mod preview;
 pub mod serve;
 pub mod shell;
 pub mod stop;

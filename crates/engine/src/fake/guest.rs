@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::contexts::Bridges;
 use super::files::FakeFiles;
 use super::job::{FakeJob, Play};
+use super::ports::FakePorts;
 use crate::machine::contexts::is_own_job;
 
 /// Faults of the guest side, on while they are set.
@@ -59,16 +60,17 @@ struct FakeGuest {
     inside: Arc<Mutex<Inside>>,
     files: FakeFiles,
     bridges: Bridges,
+    ports: FakePorts,
     end: CancellationToken,
     /// Where its processes live: a service that ends does not take them along.
     home: Handle,
 }
 
 /// The service as a router.
-pub(super) fn router(faults: Arc<GuestFaults>, home: Handle) -> Router {
+pub(super) fn router(faults: Arc<GuestFaults>, ports: FakePorts, home: Handle) -> Router {
     let files = FakeFiles::new(Arc::clone(&faults));
     let (inside, end, bridges) = (Arc::default(), CancellationToken::new(), Bridges::default());
-    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, bridges, end, home }))
+    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, bridges, ports, end, home }))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -399,5 +401,13 @@ impl pb::Guest for FakeGuest {
         request: ServiceRequest<'_, pb::WatchTreeRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::WatchEvents> + Send + use<>>> {
         Response::ok(self.files.watch(request.to_owned_message()).await?)
+    }
+
+    async fn dial(
+        &self,
+        _: RequestContext,
+        requests: InboundStream<pb::DialRequest>,
+    ) -> ServiceResult<ServiceStream<impl Encodable<pb::DialResponse> + Send + use<>>> {
+        Response::stream_ok(self.ports.dial(requests).await?)
     }
 }

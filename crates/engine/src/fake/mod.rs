@@ -9,6 +9,7 @@ mod files;
 mod guest;
 mod job;
 mod network;
+mod ports;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,6 +30,7 @@ use crate::error::DriverError;
 use crate::machine::Language;
 pub use guest::GuestFaults;
 use network::FakeNetwork;
+pub use ports::{FakePorts, Listener};
 
 /// Faults of the host side. Each counter says how many of the next calls fail.
 #[derive(Debug, Default)]
@@ -65,6 +67,8 @@ pub struct FakeDriver {
     pub host: Arc<HostFaults>,
     /// Guest faults, shared by all machines.
     pub guest: Arc<GuestFaults>,
+    /// What listens in its machines.
+    pub ports: FakePorts,
     launch_time: Duration,
     templates: Vec<TemplateName>,
     internet: bool,
@@ -91,6 +95,7 @@ impl FakeDriver {
             machines: Arc::default(),
             host: Arc::default(),
             guest: Arc::default(),
+            ports: FakePorts::default(),
             launch_time,
             templates,
             internet: false,
@@ -156,7 +161,7 @@ impl FakeDriver {
     fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
         let service = match &self.make_guest {
             Some(make) => make(),
-            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.home())),
+            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.ports.clone(), self.home())),
         };
         let network = FakeNetwork::new(Arc::clone(&self.host.egress));
         let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default(), network });

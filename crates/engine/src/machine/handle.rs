@@ -75,6 +75,7 @@ pub(crate) struct Shared {
     pub(crate) file_queue: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
     pub(crate) contexts: Arc<Contexts>,
+    pub(crate) ports: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -101,6 +102,7 @@ impl Shared {
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
             watches: Arc::new(Semaphore::new(limits::FILE_WATCHES_MAX)),
+            ports: Arc::new(Semaphore::new(limits::PORT_CONNECTIONS_MAX)),
         }
     }
 

@@ -13,6 +13,7 @@ mod gate;
 pub mod handle;
 pub mod jobs;
 mod link;
+pub mod ports;
 pub mod processes;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
@@ -27,3 +28,4 @@ pub use files::{
 pub use handle::{MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
+pub use ports::{PortConnection, PortError};

@@ -41,6 +41,9 @@ proptest! {
         let _ = pb::SignalProcessResponseView::decode_view(&bytes);
         let _ = pb::WriteFileResponseView::decode_view(&bytes);
         let _ = pb::FileStatView::decode_view(&bytes);
+        if let Ok(answer) = pb::DialResponseView::decode_view(&bytes) {
+            prop_assert!(answer.data.len() <= bytes.len());
+        }
         if let Ok(chunk) = pb::FileChunkView::decode_view(&bytes) {
             prop_assert!(chunk.data.len() <= bytes.len());
         }

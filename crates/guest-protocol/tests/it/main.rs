@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod arbitrary;
+mod dial;
 mod hostile;
 mod link;
 mod surface;

@@ -1,6 +1,7 @@
 //! The agent over a real link, in this process.
 #![allow(clippy::unwrap_used)]
 
+mod dial;
 mod directories;
 mod files;
 mod jobs;

@@ -43,6 +43,13 @@ keys! {
     "data-dir", "MAINBRELLA_DATA_DIR", "DIR", "", "Where everything is kept. Default: /var/lib/mainbrella as root, else mainbrella in the XDG data folder.";
     "listen", "MAINBRELLA_LISTEN", "ADDR:PORT", "127.0.0.1:8787", "Address to serve on. Other machines need a TLS proxy in front of it.";
     "allowed-hosts", "MAINBRELLA_ALLOWED_HOSTS", "NAME,…", "", "Further host names under which requests may come in. On a loopback address only loopback names are accepted by default; elsewhere any name is.";
+    "preview-listen", "MAINBRELLA_PREVIEW_LISTEN", "ADDR:PORT|off", "", "Address to serve previews on; off: none are issued. Default: 127.0.0.1, at the port after that of listen.";
+    "preview-domain", "MAINBRELLA_PREVIEW_DOMAIN", "NAME", "localhost", "Domain below which each preview has a host name of its own; all of them must lead to the previews' address.";
+    "preview-tls-cert", "MAINBRELLA_PREVIEW_TLS_CERT", "FILE", "", "Certificates for the preview domain and all names directly below it (PEM, the chain); previews are then served by TLS.";
+    "preview-tls-key", "MAINBRELLA_PREVIEW_TLS_KEY", "FILE", "", "The key of these certificates (PEM).";
+    "preview-public-scheme", "MAINBRELLA_PREVIEW_PUBLIC_SCHEME", "http|https", "", "Scheme of preview URLs where a proxy stands in front, which is then believed about where requests come from.";
+    "preview-public-port", "MAINBRELLA_PREVIEW_PUBLIC_PORT", "N", "", "Port of preview URLs where a proxy stands in front. Default: 443 or 80, by preview-public-scheme.";
+    "preview-max-connections", "MAINBRELLA_PREVIEW_MAX_CONNECTIONS", "N", "4096", "Most open connections to previews.";
     "database", "MAINBRELLA_DATABASE", "URL", "", "postgres://…, or sqlite:FILE. Default: mainbrella.sqlite in the data directory.";
     "host-name", "MAINBRELLA_HOST_NAME", "NAME", "local", "Name of this host in machine records; must differ between hosts that share a database.";
     "accel", "MAINBRELLA_ACCEL", "auto|kvm|tcg", "auto", "What executes guest instructions. auto: KVM where a trial boot with it has succeeded.";
@@ -73,6 +80,18 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Further accepted host names, lower case.
     pub allowed_hosts: Vec<String>,
+    /// Address to serve previews on; `None`: none are issued.
+    pub preview_listen: Option<SocketAddr>,
+    /// Domain below which each preview has a name, lower case.
+    pub preview_domain: String,
+    /// Certificates and their key, for TLS of previews.
+    pub preview_tls: Option<(PathBuf, PathBuf)>,
+    /// Whether callers use https, where a proxy stands in front and that is said.
+    pub preview_public_https: Option<bool>,
+    /// The port callers use, where a proxy stands in front.
+    pub preview_public_port: Option<u16>,
+    /// Most open connections to previews.
+    pub preview_max_connections: u32,
     /// Database URL; `None`: the embedded one in the data directory. May hold a password: see its `Debug`.
     pub database: Option<DatabaseUrl>,
     /// Name of this host in machine records.
@@ -140,9 +159,20 @@ impl ServerConfig {
     pub fn from_sources(sources: &Sources) -> Result<Self, ConfigErrors> {
         let mut mistakes = sources.strangers();
         let mut read = source::Reader { sources, mistakes: &mut mistakes };
+        let listen = read.parsed("listen", "an address and a port such as 127.0.0.1:8787");
+        let (cert, key) =
+            (read.with("preview-tls-cert", value::absolute_path), read.with("preview-tls-key", value::absolute_path));
+        let (scheme, port) =
+            (read.with("preview-public-scheme", value::scheme), read.with("preview-public-port", value::port));
         let config = Self {
             data_dir: sources.data_dir().unwrap_or_default(),
-            listen: read.parsed("listen", "an address and a port such as 127.0.0.1:8787"),
+            listen,
+            preview_listen: read.with("preview-listen", |s| value::preview_listen(s, listen)),
+            preview_domain: read.with("preview-domain", value::domain),
+            preview_tls: cert.clone().zip(key.clone()),
+            preview_public_https: scheme,
+            preview_public_port: port.or(scheme.map(|https| if https { 443 } else { 80 })),
+            preview_max_connections: read.number("preview-max-connections", 1, 65_536),
             allowed_hosts: read.with("allowed-hosts", value::host_names),
             database: read.with("database", value::database),
             host_name: read.with("host-name", value::host_name),
@@ -164,6 +194,14 @@ impl ServerConfig {
             log_format: read.with("log-format", value::log_format),
             log_filter: read.with("log", value::log_filter),
         };
+        if cert.is_some() != key.is_some() {
+            let missing = if cert.is_some() { "preview-tls-key" } else { "preview-tls-cert" };
+            mistakes.push(Mistake::new(
+                missing,
+                "default",
+                "certificates and their key are given together or not at all",
+            ));
+        }
         if config.data_dir.as_os_str().is_empty() {
             mistakes.push(Mistake::new(
                 "data-dir",

@@ -1,5 +1,6 @@
 //! What each value may look like.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -119,5 +120,82 @@ pub(super) fn host_names(s: &str) -> Parsed<Vec<String>> {
         Some(bad) => Err(format!("{bad:?} is not a host name")),
         None if names.len() > 64 => Err("must be at most 64 names".into()),
         None => Ok(names),
+    }
+}
+
+/// Where previews are served: by default beside the API, for this machine only.
+pub(super) fn preview_listen(s: &str, listen: SocketAddr) -> Parsed<Option<SocketAddr>> {
+    match s {
+        "off" => Ok(None),
+        "" => {
+            // Any free port where the API has any, too.
+            let port = if listen.port() == 0 { Some(0) } else { listen.port().checked_add(1) };
+            let port = port.ok_or("must be given, because there is no port after that of listen")?;
+            Ok(Some(SocketAddr::from(([127, 0, 0, 1], port))))
+        }
+        s => s.parse().map(Some).map_err(|_| "must be an address and a port such as 127.0.0.1:8788, or off".into()),
+    }
+}
+
+pub(super) fn domain(s: &str) -> Parsed<String> {
+    let name = s.to_ascii_lowercase();
+    let label = |l: &str| {
+        (1..=63).contains(&l.len())
+            && l.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !l.starts_with('-')
+            && !l.ends_with('-')
+    };
+    // With a token and a dot before it, the name must still be one.
+    let fits = name.len() <= 253 - 33 && name.split('.').all(label);
+    let is_address = name.split('.').next_back().is_some_and(|l| l.bytes().all(|b| b.is_ascii_digit()));
+    if fits && !is_address {
+        Ok(name)
+    } else {
+        Err("must be a host name such as localhost or previews.example.com".into())
+    }
+}
+
+pub(super) fn scheme(s: &str) -> Parsed<Option<bool>> {
+    match s {
+        "" => Ok(None),
+        "http" => Ok(Some(false)),
+        "https" => Ok(Some(true)),
+        _ => Err("must be http or https".into()),
+    }
+}
+
+pub(super) fn port(s: &str) -> Parsed<Option<u16>> {
+    match s {
+        "" => Ok(None),
+        s => s.parse().ok().filter(|p| *p > 0).map(Some).ok_or("must be a whole number from 1 to 65535".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn previews_are_served_beside_the_api_unless_told_otherwise() {
+        let beside = |s: &str, listen: &str| {
+            preview_listen(s, listen.parse().expect("an address")).map(|a| a.map(|a| a.to_string()))
+        };
+        assert_eq!(beside("", "127.0.0.1:8787"), Ok(Some("127.0.0.1:8788".into())));
+        assert_eq!(beside("", "0.0.0.0:9000"), Ok(Some("127.0.0.1:9001".into())), "never open to others by default");
+        assert_eq!(beside("", "127.0.0.1:0"), Ok(Some("127.0.0.1:0".into())));
+        assert_eq!(
+            (beside("off", "127.0.0.1:1"), beside("[::1]:5", "127.0.0.1:1")),
+            (Ok(None), Ok(Some("[::1]:5".into())))
+        );
+        assert!(beside("", "127.0.0.1:65535").is_err() && beside("localhost:1", "127.0.0.1:1").is_err());
+    }
+
+    #[test]
+    fn domains_are_host_names_with_room_for_a_token() {
+        assert_eq!(domain("Previews.Example.COM"), Ok("previews.example.com".into()));
+        for bad in ["", ".", "a..b", "-a", "a b", "127.0.0.1", "a:80", "http://a", &format!("{}.com", "a.".repeat(120))]
+        {
+            assert!(domain(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -23,6 +23,7 @@ pub(super) fn apply(response: &mut Response, request_id: &str) -> Option<Arc<Api
         message: error.message.clone().into_owned(),
         hint: error.hint.unwrap_or(error.code.hint()).to_owned(),
         request_id: request_id.to_owned(),
+        preview_id: error.preview.clone(),
     };
     let bytes = serde_json::to_vec(&body).unwrap_or_default();
     *response.status_mut() = error.http_status();

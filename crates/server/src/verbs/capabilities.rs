@@ -29,6 +29,7 @@ pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit,
         .collect();
     let mut templates: Vec<_> = known.into_iter().map(|t| t.name.as_str().to_owned()).collect();
     templates.sort();
+    let previews = state.previews.public().is_some();
     let memory_snapshot = report.memory_snapshot && verbs::SNAPSHOTS;
     json(
         StatusCode::OK,
@@ -74,13 +75,13 @@ pub(crate) async fn capabilities(State(state): State<AppState>, _permit: Permit,
                 egress_allow_list: report.allow_list,
                 egress_change: report.internet || report.allow_list,
             },
-            previews: Previews { supported: verbs::PREVIEWS },
+            previews: Previews { supported: previews, idempotent: previews, renewal: previews },
             persistence: Persistence {
                 snapshots: memory_snapshot,
                 memory_snapshot,
                 pause_resume: memory_snapshot && verbs::PAUSE_RESUME,
                 fork: report.fork && verbs::FORK,
-                endpoint_renewal: false,
+                endpoint_renewal: previews,
             },
             observability: Observability::default(),
             sizes: SizeClass::ALL

@@ -11,6 +11,7 @@ mod healthz;
 mod jobs;
 mod keys;
 mod list;
+mod previews;
 mod processes;
 mod run;
 mod stop;
@@ -68,6 +69,9 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(contexts::run::run))
         .routes(routes!(contexts::interrupt::interrupt))
         .routes(routes!(contexts::restart::restart))
+        .routes(routes!(previews::create::create, previews::list::list))
+        .routes(routes!(previews::revoke::revoke))
+        .routes(routes!(previews::renew::renew))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

@@ -83,7 +83,8 @@ fn request_on(
     authorization: Option<&str>,
 ) -> Request<Bytes> {
     let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
-    let mut uri = o.path.replace("{id}", id).replace("{contextId}", &machine.context);
+    let mut uri =
+        o.path.replace("{id}", id).replace("{contextId}", &machine.context).replace("{previewId}", &machine.preview);
     uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
     uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
     let wait = o.id == "waitForJob";
@@ -122,6 +123,8 @@ fn request_on(
         "moveFile" => json!({"source": "/tmp/f", "destination": "/tmp/g"}).to_string(),
         "changeMode" => json!({"path": "/tmp", "mode": "0755"}).to_string(),
         "removeFile" => json!({"path": "/tmp", "recursive": true}).to_string(),
+        "createPreview" => json!({"port": 3000}).to_string(),
+        "renewPreview" => json!({"ttlSeconds": 60}).to_string(),
         "createFileUrl" => json!({"path": "/tmp/f", "method": "GET"}).to_string(),
         "uploadTree" => "an archive".to_owned(),
         _ => String::new(),
@@ -190,10 +193,12 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     let other_key = s.key("default", KeyRole::User).await;
     let mut forbidden = Vec::new();
     let mut list = operations();
-    list.sort_by_key(|o| (turn(&o.id), o.id == "moveFile" || o.id == "closeContext"));
+    list.sort_by_key(|o| (turn(&o.id), matches!(o.id.as_str(), "moveFile" | "closeContext" | "revokePreview")));
     let mut machine = s.machine().await;
     let context = s.post(&machine.path("/contexts"), json!({"language": "python"})).await.ok();
     machine.context = context["id"].as_str().unwrap().to_owned();
+    let preview = s.post(&machine.path("/previews"), json!({"port": 3000})).await.ok();
+    machine.preview = preview["id"].as_str().unwrap().to_owned();
     for o in &list {
         let job = job_for(&s, o, &machine).await;
         let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;

@@ -295,16 +295,19 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         (&c["driver"], &c["isolation"]["kind"], &c["isolation"]["accelerator"]),
         (&json!("fake"), &json!("shared-kernel"), &Value::Null)
     );
-    assert_eq!(c["networking"], json!({
+    assert_eq!(
+        c["networking"],
+        json!({
             "internet": false, "internetControl": true, "internetDefault": false, "egressAllowList": false, "egressChange": false
-        }));
+        })
+    );
+    assert_eq!(c["previews"], json!({"supported": true, "idempotent": true, "renewal": true}));
     assert_eq!(c["templates"], json!(["node", "python"]));
     assert_eq!(c["sizes"].as_array().unwrap().len(), 4);
     assert!(c["isolation"]["jail"].as_object().unwrap().values().all(|v| v == false));
     for (flag, path) in [
         (&c["persistence"]["fork"], "/fork"),
         (&c["persistence"]["pauseResume"], "/pause"),
-        (&c["previews"]["supported"], "/previews"),
         (&c["observability"]["lifecycleEvents"], "/events"),
     ] {
         assert_eq!(flag, &json!(false), "{path}");

@@ -11,6 +11,7 @@ mod http;
 mod jobs;
 mod machines;
 mod openapi;
+mod previews;
 mod signed;
 mod start;
 mod streams;

@@ -95,6 +95,8 @@ fn every_reference_leads_somewhere_and_every_schema_property_is_described() {
         "CancelJob",
         "SendSignal",
         "TerminalSize",
+        "CreatePreview",
+        "RenewPreview",
     ] {
         assert_eq!(d["components"]["schemas"][closed]["additionalProperties"], false, "{closed}");
     }

@@ -112,7 +112,7 @@ async fn a_newer_database_is_left_alone() {
             c.close().await.expect("closed");
         }
         for refused in [Store::open(&db.location, Millis(NOW)).await.map(drop), db.store.health().await] {
-            assert!(matches!(refused, Err(StoreError::SchemaTooNew { found: 999, supported: 1 })), "{refused:?}");
+            assert!(matches!(refused, Err(StoreError::SchemaTooNew { found: 999, supported: _ })), "{refused:?}");
         }
         db.remove().await;
     }

@@ -7,3 +7,4 @@ mod keys;
 mod list;
 mod machines;
 mod model;
+mod previews;

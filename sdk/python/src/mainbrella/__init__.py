@@ -14,6 +14,7 @@ from ._async.contexts import AsyncCodeContext, AsyncCodeStream
 from ._async.egress import AsyncEgress
 from ._async.files import AsyncFiles, AsyncRemoteFile
 from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResult
+from ._async.previews import AsyncPreviews
 from ._async.sandbox import AsyncSandbox
 from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
@@ -22,6 +23,7 @@ from ._sync.contexts import CodeContext, CodeStream
 from ._sync.egress import Egress
 from ._sync.files import Files, RemoteFile
 from ._sync.jobs import EventStream, Job, JobInput, RunResult
+from ._sync.previews import Previews
 from ._sync.sandbox import Sandbox
 from ._sync.watch import FileWatch
 from ._version import __version__
@@ -58,6 +60,9 @@ from .errors import (
     PartlyRemovedError,
     PayloadTooLargeError,
     PermissionDeniedError,
+    PreviewEndedError,
+    PreviewLimitError,
+    PreviewReconciliationRequiredError,
     RateLimitedError,
     RedirectRefusedError,
     ServerError,
@@ -84,6 +89,7 @@ from .jobs import (
     TerminalSize,
 )
 from .models import CommandResult, EndReason, MachineInfo, MachineLimits, Omitted, StopResult
+from .previewtypes import IssuedPreview, Preview, PreviewPage
 
 Execution = Job
 """A job by its id: ``Execution(sandbox, id)``; nothing is asked of the service until it is used."""
@@ -103,6 +109,7 @@ __all__ = [
     "AsyncJob",
     "AsyncJobInput",
     "AsyncMainbrella",
+    "AsyncPreviews",
     "AsyncRemoteFile",
     "AsyncRunResult",
     "AsyncSandbox",
@@ -152,6 +159,7 @@ __all__ = [
     "InputStatus",
     "InvalidRequestError",
     "InvalidResponseError",
+    "IssuedPreview",
     "Job",
     "JobEvent",
     "JobExit",
@@ -174,6 +182,12 @@ __all__ = [
     "PartlyRemovedError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
+    "Preview",
+    "PreviewEndedError",
+    "PreviewLimitError",
+    "PreviewPage",
+    "PreviewReconciliationRequiredError",
+    "Previews",
     "ProcessInfo",
     "ProcessList",
     "RateLimitedError",

@@ -42,6 +42,9 @@ __all__ = [
     "PartlyRemovedError",
     "PayloadTooLargeError",
     "PermissionDeniedError",
+    "PreviewEndedError",
+    "PreviewLimitError",
+    "PreviewReconciliationRequiredError",
     "RateLimitedError",
     "RedirectRefusedError",
     "ServerError",
@@ -206,6 +209,25 @@ class ContextDeadError(ConflictError):
     """The kernel of a code context has ended, and its state with it. ``restart()`` begins a fresh one."""
 
 
+class PreviewLimitError(ConflictError):
+    """The generation has as many active previews as it may."""
+
+
+class PreviewEndedError(MainbrellaError):
+    """The preview has ended; another one needs another idempotency key."""
+
+
+class PreviewReconciliationRequiredError(ConflictError):
+    """A preview was made whose URL cannot be told: ``sandbox.previews.revoke(error.preview_id)``, then make another.
+
+    Attributes:
+        preview_id: names it; ``None`` only on an error that was made by hand.
+    """
+
+    default_code = "preview_reconciliation_required"
+    preview_id: str | None = None
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -323,6 +345,9 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "job_running": JobStateError,
     "job_ended": JobStateError,
     "context_dead": ContextDeadError,
+    "preview_limit": PreviewLimitError,
+    "preview_ended": PreviewEndedError,
+    "preview_reconciliation_required": PreviewReconciliationRequiredError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,
@@ -371,7 +396,7 @@ def api_error(
     hint = fields.get("hint")
     answered_id = fields.get("requestId")
     foreign_5xx = code.startswith("http_5")
-    return kind(
+    error = kind(
         message if isinstance(message, str) and message else f"The service answered with HTTP status {status}.",
         code=code,
         status=status,
@@ -382,3 +407,7 @@ def api_error(
         idempotency_key=idempotency_key,
         retry_after=retry_after,
     )
+    if isinstance(error, PreviewReconciliationRequiredError):
+        preview_id = fields.get("previewId")
+        error.preview_id = preview_id if isinstance(preview_id, str) else None
+    return error

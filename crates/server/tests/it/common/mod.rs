@@ -74,6 +74,8 @@ pub struct Service {
     pub driver: FakeDriver,
     pub ending: Ending,
     pub dir: Arc<TempDir>,
+    /// Where previews are, unless they are off.
+    pub ingress: Option<SocketAddr>,
     task: JoinHandle<bool>,
 }
 
@@ -109,9 +111,19 @@ impl Service {
         let address = listener.local_addr().unwrap();
         let ending = Ending::default();
         state.closes_with(&ending.stop);
+        let ingress = match state.config.preview_listen {
+            Some(_) => {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let address = listener.local_addr().unwrap();
+                let ingress = state.previews.open(&state.config, address);
+                tokio::spawn(mainbrella_preview::serve(listener, ingress, None, 2048, ending.stop.clone()));
+                Some(address)
+            }
+            None => None,
+        };
         let grace = state.config.shutdown_grace;
         let task = tokio::spawn(serve(listener, router(state.clone()), 1000, grace, ending.clone()));
-        Self { address, admin, state, driver, ending, dir, task }
+        Self { address, admin, state, driver, ending, dir, ingress, task }
     }
 
     /// Ends the service as a signal would; machines stay.
@@ -201,13 +213,21 @@ pub struct Machine {
     pub id: String,
     /// A code context in it, where a test made one.
     pub context: String,
+    /// A preview of it, where a test made one.
+    pub preview: String,
     pub created_at: String,
 }
 
 impl Machine {
     pub fn of(v: &Value) -> Self {
         let context = "ctx-none".into();
-        Self { id: v["id"].as_str().unwrap().into(), context, created_at: v["createdAt"].as_str().unwrap().into() }
+        let preview = "pv-none".into();
+        Self {
+            id: v["id"].as_str().unwrap().into(),
+            context,
+            preview,
+            created_at: v["createdAt"].as_str().unwrap().into(),
+        }
     }
 
     /// A path below this machine, with its generation.

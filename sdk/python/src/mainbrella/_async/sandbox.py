@@ -26,6 +26,7 @@ from .contexts import AsyncCodeContext, create_code_context, list_code_contexts
 from .egress import AsyncEgress
 from .files import AsyncFiles
 from .jobs import AsyncRunResult, signal_value
+from .previews import AsyncPreviews
 from .transport import AsyncTransport
 
 __all__ = ["AsyncSandbox"]
@@ -48,6 +49,8 @@ class AsyncSandbox:
     """Reads, writes, lists, moves, watches files."""
     egress: AsyncEgress
     """What it may reach, and what it was not let through to."""
+    previews: AsyncPreviews
+    """Makes ports reachable for a while."""
     api: AsyncMachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -61,6 +64,7 @@ class AsyncSandbox:
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
         self.egress = AsyncEgress(self)
+        self.previews = AsyncPreviews(self)
 
     @classmethod
     async def create(

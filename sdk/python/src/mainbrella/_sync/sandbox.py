@@ -28,6 +28,7 @@ from .contexts import CodeContext, create_code_context, list_code_contexts
 from .egress import Egress
 from .files import Files
 from .jobs import RunResult, signal_value
+from .previews import Previews
 from .transport import Transport
 
 __all__ = ["Sandbox"]
@@ -50,6 +51,8 @@ class Sandbox:
     """Reads, writes, lists, moves, watches files."""
     egress: Egress
     """What it may reach, and what it was not let through to."""
+    previews: Previews
+    """Makes ports reachable for a while."""
     api: MachineApi
     """Generation-bound calls, for what has no method here."""
 
@@ -63,6 +66,7 @@ class Sandbox:
         self.commands = Commands(self)
         self.files = Files(self)
         self.egress = Egress(self)
+        self.previews = Previews(self)
 
     @classmethod
     def create(
