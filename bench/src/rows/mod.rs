@@ -6,6 +6,7 @@ mod file;
 mod get;
 mod jobs;
 mod memory;
+mod preview;
 mod warm;
 
 use std::time::Duration;
@@ -31,11 +32,14 @@ pub enum Group {
     Get,
     /// Managed jobs.
     Jobs,
+    /// The ingress of previews.
+    Preview,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 7] = [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs];
+    pub const ALL: [Self; 8] =
+        [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs, Self::Preview];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -47,6 +51,7 @@ impl Group {
             Self::File => "file",
             Self::Get => "get",
             Self::Jobs => "jobs",
+            Self::Preview => "preview",
         }
     }
 
@@ -58,6 +63,7 @@ impl Group {
             Self::Memory => &[Need::Driver, Need::WarmDriver],
             Self::Alive => &[Need::Service],
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
+            Self::Preview => &[],
         }
     }
 
@@ -71,6 +77,7 @@ impl Group {
             Self::File => file::run(world, rows).await,
             Self::Get => get::run(world, rows).await,
             Self::Jobs => jobs::run(world, rows).await,
+            Self::Preview => preview::run(world, rows).await,
         }
     }
 }

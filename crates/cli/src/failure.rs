@@ -115,6 +115,9 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::SlotInUse
         | ErrorCode::FileExists
         | ErrorCode::ContextDead
+        | ErrorCode::PreviewLimit
+        | ErrorCode::PreviewEnded
+        | ErrorCode::PreviewReconciliationRequired
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed
