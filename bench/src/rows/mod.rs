@@ -7,6 +7,7 @@ mod get;
 mod jobs;
 mod memory;
 mod network;
+mod preview;
 mod warm;
 
 use std::time::Duration;
@@ -34,12 +35,23 @@ pub enum Group {
     Jobs,
     /// Network seats, and what they add to a create.
     Network,
+    /// The ingress of previews.
+    Preview,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 8] =
-        [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs, Self::Network];
+    pub const ALL: [Self; 9] = [
+        Self::Create,
+        Self::Warm,
+        Self::Memory,
+        Self::Alive,
+        Self::File,
+        Self::Get,
+        Self::Jobs,
+        Self::Network,
+        Self::Preview,
+    ];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -52,6 +64,7 @@ impl Group {
             Self::Get => "get",
             Self::Jobs => "jobs",
             Self::Network => "network",
+            Self::Preview => "preview",
         }
     }
 
@@ -64,6 +77,7 @@ impl Group {
             Self::Alive => &[Need::Service],
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
             Self::Network => &[Need::WarmPlainDriver, Need::WarmDriver],
+            Self::Preview => &[],
         }
     }
 
@@ -78,6 +92,7 @@ impl Group {
             Self::Get => get::run(world, rows).await,
             Self::Jobs => jobs::run(world, rows).await,
             Self::Network => network::run(world, rows).await,
+            Self::Preview => preview::run(world, rows).await,
         }
     }
 }

@@ -40,6 +40,7 @@ fn every_error_code_is_known_by_its_wire_name() {
             message: String::new(),
             hint: String::new(),
             request_id: String::new(),
+            preview_id: None,
         };
         assert_eq!(e.known_code(), Some(*c));
     }

@@ -116,6 +116,9 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::EgressLocked
         | ErrorCode::FileExists
         | ErrorCode::ContextDead
+        | ErrorCode::PreviewLimit
+        | ErrorCode::PreviewEnded
+        | ErrorCode::PreviewReconciliationRequired
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed

@@ -69,6 +69,7 @@ fn failure(event: FileEvent) -> ClientError {
         message: event.message.unwrap_or_default(),
         hint: event.hint.unwrap_or_default(),
         request_id: String::new(),
+        preview_id: None,
     };
     let status = body.known_code().map_or(500, mainbrella_types::ErrorCode::status);
     ClientError::Api(Box::new(ApiFailure { status, body, retry_after: None }))

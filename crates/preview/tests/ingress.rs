@@ -230,27 +230,6 @@ async fn a_thousand_idle_sockets_are_carried_and_the_next_is_turned_away() {
 }
 
 #[tokio::test]
-async fn bodies_of_any_size_pass_both_ways_without_being_held() {
-    const SIZE: usize = 64 << 20;
-    let site = Site::start(App::Count).await;
-    let before = support::resident();
-    let chunk = Bytes::from(vec![7u8; 64 * 1024]);
-    let pieces = futures::stream::iter(
-        (0..SIZE / chunk.len()).map(move |_| Ok::<_, std::io::Error>(http_body::Frame::data(chunk.clone()))),
-    );
-    let upload = http_body_util::StreamBody::new(pieces);
-    let response = site.open(Request::post("/").header("host", site.host()).body(upload).unwrap()).await;
-    let mut body = response.into_body();
-    let (mut got, mut most) = (0, 0);
-    while let Some(frame) = body.frame().await {
-        got += frame.unwrap().into_data().map_or(0, |d| d.len());
-        most = most.max(support::resident());
-    }
-    assert_eq!(got, SIZE, "everything came back");
-    assert!(most.saturating_sub(before) < 24 << 20, "grew by {} MiB", most.saturating_sub(before) >> 20);
-}
-
-#[tokio::test]
 async fn nothing_listening_is_a_page_that_looks_again() {
     let site = Site::start(App::None).await;
     let asked =

@@ -59,7 +59,7 @@ async fn connections_are_counted_and_the_next_is_refused() {
     }
     assert_eq!(machine.connect_port(ECHO).await.map(drop).map_err(code), Err(Some(ErrorCode::Overloaded)));
     // Commands have places of their own.
-    let done = tokio::time::timeout(Duration::from_secs(5), machine.run_command(crate::order("true"))).await;
+    let done = tokio::time::timeout(Duration::from_secs(5), machine.run(crate::order("true"))).await;
     done.expect("in time").expect("ran");
     open.pop();
     machine.connect_port(ECHO).await.map_err(code).expect("there is room again");

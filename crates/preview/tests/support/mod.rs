@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt as _, Full, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -26,6 +26,9 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_util::sync::CancellationToken;
+
+/// What the certificate is for: names directly below a single label are no names for wildcards.
+const TLS_DOMAIN: &str = "previews.test";
 
 /// What the application does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -175,6 +178,7 @@ impl Routes for One {
 /// The ingress with one preview.
 pub struct Site {
     pub address: SocketAddr,
+    domain: &'static str,
     pub token: Token,
     route: Arc<Route>,
     behind: Arc<Behind>,
@@ -200,8 +204,8 @@ impl Site {
     async fn with(app: App, tls: Option<Tls>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let public =
-            Public { https: tls.is_some(), domain: "localhost".into(), port: address.port(), behind_proxy: false };
+        let domain = if tls.is_some() { TLS_DOMAIN } else { "localhost" };
+        let public = Public { https: tls.is_some(), domain: domain.into(), port: address.port(), behind_proxy: false };
         let token = Token::of(b"twenty bytes in all!");
         let route = Route::new("p1".into(), GenerationKey::new(uuid::Uuid::now_v7()), 3000);
         let behind = Arc::new(Behind { app, dials: AtomicUsize::new(0), open: Arc::default() });
@@ -209,11 +213,11 @@ impl Site {
         let ingress = Ingress::new(public, routes, Arc::clone(&behind) as Arc<dyn Dial>);
         let closing = CancellationToken::new();
         tokio::spawn(mainbrella_preview::serve(listener, ingress, tls, 4096, closing.clone()));
-        Self { address, token, route, behind, closing }
+        Self { address, domain, token, route, behind, closing }
     }
 
     pub fn host(&self) -> String {
-        format!("{}.localhost:{}", self.token.expose(), self.address.port())
+        format!("{}.{}:{}", self.token.expose(), self.domain, self.address.port())
     }
 
     pub fn cut(&self) {
@@ -276,7 +280,7 @@ impl Site {
             .with_no_client_auth();
         config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let name = format!("{}.localhost", self.token.expose());
+        let name = format!("{}.{}", self.token.expose(), self.domain);
         tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name.try_into().unwrap(), stream).await.unwrap()
     }
 }

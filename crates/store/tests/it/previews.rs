@@ -120,7 +120,7 @@ async fn a_machine_that_does_not_run_gets_none_and_takes_its_own_along() {
         assert_eq!(begun, BeginPreview::NotRunning);
         let running = updated(&db.store, &young, to(MachineState::Running)).await;
         db.store.begin_preview(&wish(&running.key, 1, NOW), None).await.expect("answered");
-        updated(&db.store, &running, ended(MachineState::Stopped, NOW + 1000)).await;
+        updated(&db.store, &running, ended(MachineState::Failed, NOW + 1000)).await;
         let begun = db.store.begin_preview(&wish(&running.key, 2, NOW), None).await.expect("answered");
         assert_eq!(begun, BeginPreview::NotRunning);
         db.store.sweep(Millis(NOW + 1001 + FINISHED_RETENTION_MS as i64)).await.expect("swept");

@@ -149,6 +149,7 @@ fn failed(error: ApiError, request_id: &str) -> CodeEvent {
         message: error.message.clone().into_owned(),
         hint: error.hint.unwrap_or(error.code.hint()).to_owned(),
         request_id: request_id.to_owned(),
+        preview_id: None,
     })
 }
 
