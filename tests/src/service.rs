@@ -86,7 +86,9 @@ impl Service {
             Some(hosts) => {
                 let mut command = Command::new("unshare");
                 command.args(["--mount", "--propagation", "slave", "sh", "-ec"]);
-                command.arg("hosts=$1; shift; mount --bind \"$hosts\" /etc/hosts; exec \"$@\"").args(["sh".as_ref(), hosts.as_os_str()]);
+                command
+                    .arg("hosts=$1; shift; mount --bind \"$hosts\" /etc/hosts; exec \"$@\"")
+                    .args(["sh".as_ref(), hosts.as_os_str()]);
                 command.arg(ground::program());
                 command
             }

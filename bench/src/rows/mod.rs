@@ -38,16 +38,8 @@ pub enum Group {
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 8] = [
-        Self::Create,
-        Self::Warm,
-        Self::Memory,
-        Self::Alive,
-        Self::File,
-        Self::Get,
-        Self::Jobs,
-        Self::Network,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::Create, Self::Warm, Self::Memory, Self::Alive, Self::File, Self::Get, Self::Jobs, Self::Network];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {

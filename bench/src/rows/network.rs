@@ -42,11 +42,12 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
     let seats = u32::try_from(world.scale.creates * 5)?;
     let seats = tokio::task::spawn_blocking(move || seats_alone(seats)).await?.map_err(|e| format!("{e}"))?;
     let (floor, seats) = seats;
-    let mut row = |what: &str, times: &[Duration], beside: Option<(&'static str, &[Duration])>, target| -> Result<(), Fault> {
-        let beside = beside.map(|(name, times)| Ok::<_, Fault>((name, milliseconds(times)?))).transpose()?;
-        rows.push(Row { group: "network", what: what.to_owned(), measured: milliseconds(times)?, beside, target });
-        Ok(())
-    };
+    let mut row =
+        |what: &str, times: &[Duration], beside: Option<(&'static str, &[Duration])>, target| -> Result<(), Fault> {
+            let beside = beside.map(|(name, times)| Ok::<_, Fault>((name, milliseconds(times)?))).transpose()?;
+            rows.push(Row { group: "network", what: what.to_owned(), measured: milliseconds(times)?, beside, target });
+            Ok(())
+        };
     let [without, off, open, listed] = &created;
     let beside = Some(("create without a network card", without.as_slice()));
     row("create → agent answers, `off`, waiting VMM", off, beside, Target::ratio(1.2))?;
@@ -102,7 +103,8 @@ fn seats_alone(count: u32) -> Result<(Vec<Duration>, [Times; 3]), NetError> {
             for (which, times) in all.iter_mut().enumerate() {
                 let start = Instant::now();
                 let mut process = vmm().map_err(io("a process"))?;
-                let namespace = Namespace::of_process(i32::try_from(process.id()).unwrap_or(i32::MAX)).map_err(io("its namespace"))?;
+                let namespace = Namespace::of_process(i32::try_from(process.id()).unwrap_or(i32::MAX))
+                    .map_err(io("its namespace"))?;
                 let empty = start.elapsed();
                 let held = namespace.run(|| tap::open().map_err(io("a tap")))?;
                 let start = Instant::now();

@@ -61,11 +61,7 @@ impl EgressPolicy {
     /// What `rules` name.
     #[must_use]
     pub fn allow_list(rules: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self {
-            policy: EgressKind::AllowList,
-            rules: rules.into_iter().map(Into::into).collect(),
-            dry_run: false,
-        }
+        Self { policy: EgressKind::AllowList, rules: rules.into_iter().map(Into::into).collect(), dry_run: false }
     }
 
     /// The policy of the vocabulary.
@@ -96,10 +92,9 @@ impl From<&Policy> for EgressPolicy {
         match policy {
             Policy::Off => Self::off(),
             Policy::Open => Self::open(),
-            Policy::AllowList(list) => Self {
-                dry_run: list.dry_run,
-                ..Self::allow_list(list.rules().iter().map(ToString::to_string))
-            },
+            Policy::AllowList(list) => {
+                Self { dry_run: list.dry_run, ..Self::allow_list(list.rules().iter().map(ToString::to_string)) }
+            }
         }
     }
 }
@@ -225,7 +220,13 @@ mod tests {
 
     #[test]
     fn a_policy_goes_over_the_wire_and_back() {
-        for text in ["off", "open", "allow-list", "allow-list example.org *.example.org:8443", "allow-list dry-run 93.184.216.0/24"] {
+        for text in [
+            "off",
+            "open",
+            "allow-list",
+            "allow-list example.org *.example.org:8443",
+            "allow-list dry-run 93.184.216.0/24",
+        ] {
             let policy: Policy = text.parse().expect("a policy");
             let wire = EgressPolicy::from(&policy);
             let json = serde_json::to_string(&wire).expect("JSON");
@@ -255,7 +256,8 @@ mod tests {
     #[test]
     fn the_two_settings_of_a_create_agree() {
         let list = EgressPolicy::allow_list(["example.org"]);
-        let policy = |internet, egress: Option<&EgressPolicy>| wanted(internet, egress).map(|p| p.map(|p| p.to_string()));
+        let policy =
+            |internet, egress: Option<&EgressPolicy>| wanted(internet, egress).map(|p| p.map(|p| p.to_string()));
         assert_eq!(policy(None, None), Ok(None));
         assert_eq!(policy(Some(false), None), Ok(Some("off".into())));
         assert_eq!(policy(Some(true), None), Ok(Some("open".into())));

@@ -25,9 +25,7 @@ pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
 };
-pub use egress::{
-    EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress,
-};
+pub use egress::{EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress};
 pub use error::ErrorBody;
 pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,

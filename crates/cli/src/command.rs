@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell, stop, template,
-    watch,
+    completions, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, serve, shell, stop,
+    template, watch,
 };
 
 const EXIT_CODES: &str = "\

@@ -22,8 +22,6 @@ pub use driver::{
 };
 pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
-/// What the network of machines says to callers.
-pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};
 pub use journal::{Change, Journal, JournalError};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
@@ -32,3 +30,5 @@ pub use machine::{
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
+/// What the network of machines says to callers.
+pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};

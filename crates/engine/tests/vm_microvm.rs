@@ -214,7 +214,9 @@ async fn a_machine_is_adopted_with_its_work() {
     drop((guest, machine, driver));
 
     let driver = open(&c).await;
-    let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not running") };
+    let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else {
+        panic!("not running")
+    };
     let guest = client(&*machine).await;
     assert_eq!(shell(&guest, "cat /root/f").await, "kept\n");
     // A second stream replaces the first.
@@ -266,7 +268,9 @@ async fn the_end_of_a_guest_is_told_even_to_a_service_that_was_away() {
     drop((guest, machine, driver));
     tokio::time::sleep(Duration::from_secs(4)).await;
     let driver = open(&c).await;
-    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("not dead") };
+    let Adoption::Dead(ExitReport::Guest(why)) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else {
+        panic!("not dead")
+    };
     assert_eq!(why, "the guest's kernel panicked");
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
@@ -479,7 +483,9 @@ async fn a_machine_reaches_what_its_policy_says_also_after_a_restart() {
     // Another service finds them and enforces the same.
     let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
     for (o, expected) in [(&open_order, "world"), (&off_order, "none\n"), (&list_order, "world")] {
-        let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else { panic!("it runs") };
+        let Adoption::Running(machine) = driver.adopt(&o.key, &o.egress).await.expect("adopt") else {
+            panic!("it runs")
+        };
         let client = client(&*machine).await;
         assert_eq!(shell(&client, &public).await, expected, "{}", o.egress.policy);
         assert_eq!(shell(&client, &get(World::PRIVATE, "x")).await, "none\n", "{}", o.egress.policy);

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mainbrella_types::limits::EGRESS_EVENTS_KEPT;
 use mainbrella_types::DenyRule;
+use mainbrella_types::limits::EGRESS_EVENTS_KEPT;
 
 /// Most events of one machine kept in a second; more are counted only.
 const PER_SECOND: u32 = 50;
@@ -267,7 +267,10 @@ fn parse(line: &str) -> Option<(EgressEvent, u64)> {
     let port = fields.next()?.parse().ok()?;
     let rule = fields.next()?.parse().ok()?;
     let reason = plain(fields.next()?, REASON_MAX);
-    fields.next().is_none().then_some((EgressEvent { sequence, time_ms, verdict, name, address, port, rule, reason }, denied))
+    fields
+        .next()
+        .is_none()
+        .then_some((EgressEvent { sequence, time_ms, verdict, name, address, port, rule, reason }, denied))
 }
 
 #[cfg(test)]
@@ -324,7 +327,13 @@ mod tests {
         let path = folder.path().join("deep").join("egress.log");
         let log = EgressLog::open(path.clone());
         log.record(denial(Verdict::Denied, "a\tb\nc"));
-        log.record(Denied { name: None, address: None, port: 0, rule: DenyRule::Off, ..denial(Verdict::WouldDeny, "") });
+        log.record(Denied {
+            name: None,
+            address: None,
+            port: 0,
+            rule: DenyRule::Off,
+            ..denial(Verdict::WouldDeny, "")
+        });
         let before = log.after(0, 10);
         drop(log);
         // A line that was cut off, and one that was never one.

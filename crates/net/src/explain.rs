@@ -51,7 +51,8 @@ impl Explanation {
             outcome: Outcome::Denied,
             allowed_by: None,
             denied_by: Some(DenyRule::Off),
-            reason: "the policy could not be put in force, so the machine reaches nothing until it is set again".to_owned(),
+            reason: "the policy could not be put in force, so the machine reaches nothing until it is set again"
+                .to_owned(),
             addresses: Vec::new(),
         }
     }
@@ -154,7 +155,10 @@ mod tests {
         let port = said(list, "a.example.org", 22, &[]).await;
         assert_eq!((port.outcome, port.denied_by), (Outcome::Denied, Some(DenyRule::Port)));
         let other = said(list, "b.example", 443, &["93.184.216.34"]).await;
-        assert_eq!((other.outcome, other.denied_by, other.addresses.len()), (Outcome::Denied, Some(DenyRule::NoRule), 0));
+        assert_eq!(
+            (other.outcome, other.denied_by, other.addresses.len()),
+            (Outcome::Denied, Some(DenyRule::NoRule), 0)
+        );
         let dry = said("allow-list dry-run", "b.example", 443, &["93.184.216.34"]).await;
         assert_eq!((dry.outcome, dry.denied_by), (Outcome::WouldDeny, Some(DenyRule::NoRule)));
         let off = said("off", "b.example", 443, &["93.184.216.34"]).await;

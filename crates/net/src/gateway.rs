@@ -311,14 +311,7 @@ fn passes(
     decision.lets_pass()
 }
 
-fn deny(
-    shared: &Shared,
-    name: Option<&HostName>,
-    address: Option<IpAddr>,
-    port: u16,
-    rule: DenyRule,
-    reason: &str,
-) {
+fn deny(shared: &Shared, name: Option<&HostName>, address: Option<IpAddr>, port: u16, rule: DenyRule, reason: &str) {
     let name = name.map(HostName::as_str);
     shared.log.record(Denied { verdict: Verdict::Denied, name, address, port, rule, reason });
 }

@@ -59,7 +59,8 @@ impl Reader {
         let socket = seat.run(|| {
             let made = || {
                 let kind = Type::RAW.nonblocking().cloexec();
-                let socket = Socket::new(Domain::from(libc::AF_NETLINK), kind, Some(Protocol::from(NETLINK_NETFILTER)))?;
+                let socket =
+                    Socket::new(Domain::from(libc::AF_NETLINK), kind, Some(Protocol::from(NETLINK_NETFILTER)))?;
                 // A flood must not fill more than this; what does not fit is lost, and counted nowhere.
                 socket.set_recv_buffer_size(64 * 1024)?;
                 socket.send(&bind())?;
@@ -170,7 +171,8 @@ fn destination(which: Which, packet: &[u8]) -> Option<Dropped> {
     let protocol = *packet.get(9)?;
     let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x1fff;
     let header = usize::from(first & 0x0f) * 4;
-    let has_ports = matches!(i32::from(protocol), libc::IPPROTO_TCP | libc::IPPROTO_UDP) && fragment == 0 && header >= 20;
+    let has_ports =
+        matches!(i32::from(protocol), libc::IPPROTO_TCP | libc::IPPROTO_UDP) && fragment == 0 && header >= 20;
     let port = match (has_ports, packet.get(header + 2), packet.get(header + 3)) {
         (true, Some(high), Some(low)) => u16::from_be_bytes([*high, *low]),
         _ => 0,
@@ -219,7 +221,10 @@ mod tests {
         let other = message(CONFIG, &[]);
         let two = message(
             PACKET,
-            &[attribute(ATTRIBUTE_PREFIX, LOG_NOWHERE.as_bytes()), attribute(ATTRIBUTE_PAYLOAD, &udp([8, 8, 8, 8], 443))],
+            &[
+                attribute(ATTRIBUTE_PREFIX, LOG_NOWHERE.as_bytes()),
+                attribute(ATTRIBUTE_PAYLOAD, &udp([8, 8, 8, 8], 443)),
+            ],
         );
         let found = packets(&[one.clone(), other, two].concat());
         let at = |which, address: [u8; 4], port| Dropped { which, address: address.into(), protocol: 17, port };

@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mainbrella_net::namespace::Namespace;
-use mainbrella_net::{NetError, Seat, Uplink, UplinkConfig, tap};
 use mainbrella_net::resolve::Host;
+use mainbrella_net::{NetError, Seat, Uplink, UplinkConfig, tap};
 use mainbrella_types::EgressPolicy;
-
 
 /// Says to this program that it is the service that will be killed, and where its host's namespace is.
 const HOST: &str = "MAINBRELLA_TEST_SEATS_HOST";

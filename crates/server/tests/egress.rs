@@ -54,7 +54,11 @@ async fn a_create_gets_what_it_asked_for_and_is_told_so() {
         (json!({"egress": list}), true, told.clone()),
         (json!({"internet": true, "egress": list}), true, told.clone()),
         (json!({"egress": {"policy": "allow-list"}}), true, json!({"policy": "allow-list"})),
-        (json!({"egress": {"policy": "allow-list", "dryRun": true}}), true, json!({"policy": "allow-list", "dryRun": true})),
+        (
+            json!({"egress": {"policy": "allow-list", "dryRun": true}}),
+            true,
+            json!({"policy": "allow-list", "dryRun": true}),
+        ),
     ] {
         let m = make(&s, asked.clone()).await.ok();
         assert_eq!((&m["internet"], &m["egress"]), (&json!(internet), &egress), "{asked}");
@@ -178,12 +182,24 @@ async fn an_explanation_names_the_rule_and_the_reason() {
         ("host=169.254.169.254&port=80", "denied", Value::Null, json!("reserved")),
     ] {
         let said = explain(&s, &m, question).await.ok();
-        assert_eq!((&said["outcome"], &said["allowedBy"], &said["deniedBy"]), (&json!(outcome), &allowed_by, &denied_by), "{question}");
+        assert_eq!(
+            (&said["outcome"], &said["allowedBy"], &said["deniedBy"]),
+            (&json!(outcome), &allowed_by, &denied_by),
+            "{question}"
+        );
         assert!(said["reason"].as_str().unwrap().ends_with('.'), "{said}");
     }
     let said = explain(&s, &m, "host=a.example.org").await.ok();
     assert_eq!(said["addresses"], json!([{"address": "93.184.216.34", "reserved": null}]));
-    for bad in ["", "port=443", "host=", "host=a%20b", "host=a.example&port=0", "host=a.example&port=99999", "host=http://a.example/"] {
+    for bad in [
+        "",
+        "port=443",
+        "host=",
+        "host=a%20b",
+        "host=a.example&port=0",
+        "host=a.example&port=99999",
+        "host=http://a.example/",
+    ] {
         assert_eq!(explain(&s, &m, bad).await.code(), "invalid_request", "{bad}");
     }
     let off = Machine::of(&make(&s, json!({"internet": false})).await.ok());
@@ -211,7 +227,10 @@ async fn the_log_is_read_in_pages_and_outlives_machine_and_service() {
     let first = page(&s, "&limit=20").await.ok();
     assert_eq!((&first["hasMore"], &first["nextCursor"], &first["denied"]), (&json!(true), &json!(20), &json!(30)));
     let event = &first["events"][0];
-    assert_eq!((&event["sequence"], &event["outcome"], &event["name"]), (&json!(1), &json!("denied"), &json!("evil.example")));
+    assert_eq!(
+        (&event["sequence"], &event["outcome"], &event["name"]),
+        (&json!(1), &json!("denied"), &json!("evil.example"))
+    );
     assert_eq!((&event["rule"], &event["address"], &event["port"]), (&json!("no-rule"), &Value::Null, &json!(0)));
     assert_eq!(event["reason"], "No rule of the allow-list matches.");
     assert_eq!((&first["id"], &first["createdAt"]), (&json!(m.id), &json!(m.created_at)));

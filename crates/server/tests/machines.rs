@@ -298,9 +298,12 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
         (&c["driver"], &c["isolation"]["kind"], &c["isolation"]["accelerator"]),
         (&json!("fake"), &json!("shared-kernel"), &Value::Null)
     );
-    assert_eq!(c["networking"], json!({
+    assert_eq!(
+        c["networking"],
+        json!({
             "internet": false, "internetControl": true, "internetDefault": false, "egressAllowList": false, "egressChange": false
-        }));
+        })
+    );
     assert_eq!(c["templates"], json!(["node", "python"]));
     assert_eq!(c["sizes"].as_array().unwrap().len(), 4);
     assert!(c["isolation"]["jail"].as_object().unwrap().values().all(|v| v == false));

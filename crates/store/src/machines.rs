@@ -2,8 +2,8 @@
 
 use mainbrella_types::limits::IDEMPOTENCY_RETENTION_MS;
 use mainbrella_types::{
-    CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
-    ProjectId,
+    CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec,
+    MachineState, Millis, ProjectId,
 };
 
 use crate::backend::{Arg, Row, Tx};

@@ -97,7 +97,11 @@ mod tests {
             made.push(record);
         }
         // As version 1 left it.
-        sql(&store, "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'").await;
+        sql(
+            &store,
+            "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'",
+        )
+        .await;
         store.close().await;
         let store = Store::open_sqlite(&path, Millis(0)).await.expect("opens");
         for record in &made {

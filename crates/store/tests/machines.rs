@@ -301,7 +301,9 @@ async fn at_once<'a>(
 #[tokio::test]
 async fn an_egress_policy_is_kept_changed_and_never_loosened_from_off() {
     for db in Fresh::every_kind().await {
-        for text in ["off", "open", "allow-list", "allow-list dry-run *.example.org:8443 [2606:2800::]/32 93.184.216.0/24:22"] {
+        for text in
+            ["off", "open", "allow-list", "allow-list dry-run *.example.org:8443 [2606:2800::]/32 93.184.216.0/24:22"]
+        {
             let mut intent = new(None, NOW);
             intent.spec.egress = text.parse().expect("a policy");
             let made = fresh(db.store.begin_create(intent.clone(), None).await.expect("created"));
@@ -309,7 +311,8 @@ async fn an_egress_policy_is_kept_changed_and_never_loosened_from_off() {
             assert_eq!(read.spec.egress.to_string(), text);
             for next in ["allow-list a.example", "open", "off", "open"] {
                 let now = db.store.machine_by_key(&made.key).await.expect("read").expect("there");
-                let change = MachineChange { egress: Some(next.parse().expect("a policy")), ..MachineChange::default() };
+                let change =
+                    MachineChange { egress: Some(next.parse().expect("a policy")), ..MachineChange::default() };
                 let answer = db.store.apply(&made.key, now.revision, &change).await.expect("applied");
                 if now.spec.egress.to_string() == "off" && next != "off" {
                     assert_eq!(answer, Applied::Refused(now, Refusal::Locked));

@@ -101,7 +101,8 @@ impl RuleArgs {
                 let whole: EgressPolicy = serde_json::from_str(&text)
                     .map_err(|e| Failure::usage(format!("{} is no egress policy: {e}", file.display())))?;
                 if self.egress.len() + self.allow.len() > 1 {
-                    return Err(Failure::usage("a policy as JSON stands alone").hint("Write its rules one a line to add others."));
+                    return Err(Failure::usage("a policy as JSON stands alone")
+                        .hint("Write its rules one a line to add others."));
                 }
                 policy = whole;
             } else {
@@ -126,9 +127,7 @@ fn read(file: &Path) -> Result<String, Failure> {
     if file == Path::new("-") {
         std::io::stdin().lock().take(FILE_MAX + 1).read_to_string(&mut text).map_err(failed)?;
     } else {
-        std::fs::File::open(file)
-            .and_then(|f| f.take(FILE_MAX + 1).read_to_string(&mut text))
-            .map_err(failed)?;
+        std::fs::File::open(file).and_then(|f| f.take(FILE_MAX + 1).read_to_string(&mut text)).map_err(failed)?;
     }
     if text.len() as u64 > FILE_MAX {
         return Err(Failure::usage(format!("{} is larger than 256 KiB", file.display())));

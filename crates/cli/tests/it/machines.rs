@@ -360,7 +360,10 @@ fn a_create_takes_rules_from_files_and_from_the_line() {
     }
     assert!(silent.requests().is_empty());
 
-    let other = Service::start([json(201, machine("m-1", 90)), json(200, value!({"outcome": "stopped", "machine": machine("m-1", 90)}))]);
+    let other = Service::start([
+        json(201, machine("m-1", 90)),
+        json(200, value!({"outcome": "stopped", "machine": machine("m-1", 90)})),
+    ]);
     assert!(run(&other, &["create", "--allow", "a.example"]).contains("did not get the network setting"));
     assert!(other.requests()[1].line.contains("/stop"));
 }

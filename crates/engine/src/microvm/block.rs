@@ -163,7 +163,8 @@ mod tests {
                     mb100-0\t0000630A\t00000000\t0001\t0\t0\t0\tFCFFFFFF\t0\n";
         let routes = routes_of(&without_ours(text, Some(100)));
         let one = NetBlock::take_given_in(&a, &locks, given, &routes).expect("its own links do not drive it away");
-        let two = NetBlock::take_given_in(&b, &locks, "10.98.0.0/24".parse().expect("a block"), &routes).expect("taken");
+        let two =
+            NetBlock::take_given_in(&b, &locks, "10.98.0.0/24".parse().expect("a block"), &routes).expect("taken");
         assert_eq!((one.block(), one.instance()), (given, "100".into()));
         assert_eq!(two.instance(), "101");
         assert!(NetBlock::take_given_in(&b, &locks, given, &routes_of(text)).is_err(), "another service's machines do");

@@ -226,10 +226,10 @@ impl Inner {
     pub(super) async fn set_egress(&self, machine: &Machine, egress: &EgressOrder) -> Result<(), DriverError> {
         let mut network = machine.network().await;
         if let Some(seat) = network.as_mut() {
-            return seat.change(egress.policy.clone()).await.map_err(|e| DriverError::Stage {
-                stage: "changing the machine's network",
-                detail: chain(&e),
-            });
+            return seat
+                .change(egress.policy.clone())
+                .await
+                .map_err(|e| DriverError::Stage { stage: "changing the machine's network", detail: chain(&e) });
         }
         *network = self.host.network.attach(machine.vmm.record.pid, machine.seat_index(), egress).await?;
         Ok(())

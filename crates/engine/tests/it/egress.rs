@@ -57,7 +57,10 @@ async fn a_change_is_on_record_before_it_is_in_force_and_off_is_for_ever() {
     for loose in ["open", "allow-list", "allow-list dry-run"] {
         assert_eq!(machine.set_egress(policy(loose)).await.expect_err("refused").code(), ErrorCode::EgressLocked);
     }
-    assert_eq!((bench.driver.egress(&key), outcome(&machine, "a.example").await), (Some(EgressPolicy::Off), Outcome::Denied));
+    assert_eq!(
+        (bench.driver.egress(&key), outcome(&machine, "a.example").await),
+        (Some(EgressPolicy::Off), Outcome::Denied)
+    );
 }
 
 #[tokio::test]

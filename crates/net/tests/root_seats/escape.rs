@@ -17,7 +17,8 @@ fn send_raw(guest: &Guest, packet: &[u8], to: Ipv4Addr) {
     guest
         .inside
         .run(|| {
-            let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).map_err(|e| NetError::Io("raw", e))?;
+            let raw =
+                Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).map_err(|e| NetError::Io("raw", e))?;
             raw.set_header_included_v4(true).map_err(|e| NetError::Io("raw", e))?;
             // A packet its own kernel cannot route goes nowhere: just as well.
             let _ = raw.send_to(packet, &SocketAddr::from((to, 0)).into());
@@ -99,7 +100,8 @@ fn raw_fragmented_and_forged_packets_do_not_leave() {
         let own: Ipv4Addr = "172.31.255.2".parse().expect("an address");
         let public: Ipv4Addr = PUBLIC.parse().expect("an address");
         let neighbour: Ipv4Addr = "10.201.0.6".parse().expect("an address");
-        let mut seat = Seat::attach(one.guest_order(0, &uplink), list(&["good.example"], false)).await.expect("attached");
+        let mut seat =
+            Seat::attach(one.guest_order(0, &uplink), list(&["good.example"], false)).await.expect("attached");
         for policy in ["allow-list", "open", "off"] {
             let wan = Listener::on(&one.world, "lan");
             let inner = Listener::on(&two.inside, "eth0");
@@ -112,7 +114,10 @@ fn raw_fragmented_and_forged_packets_do_not_leave() {
                 (ip(own, neighbour, 17, 0, &udp(53, &with(3))), neighbour),
                 (ip(own, neighbour, 17, 0x2000, &udp(53, &with(4))), neighbour),
                 (ip(own, neighbour, 17, 0x2001, &with(5)), neighbour),
-                (ip(own, METADATA.parse().expect("an address"), 47, 0, &with(6)), METADATA.parse().expect("an address")),
+                (
+                    ip(own, METADATA.parse().expect("an address"), 47, 0, &with(6)),
+                    METADATA.parse().expect("an address"),
+                ),
                 (ip(own, PRIVATE.parse().expect("an address"), 132, 0, &with(7)), PRIVATE.parse().expect("an address")),
             ];
             if policy != "open" {
@@ -152,9 +157,10 @@ fn what_the_rules_deny_is_told_with_its_rule() {
             let until = std::time::Instant::now() + Duration::from_secs(3);
             loop {
                 let page = log.after(seen, 999);
-                let hit = page.events.iter().find(|e| {
-                    (e.rule, e.port) == (rule, port) && e.address.is_some_and(|a| a.to_string() == address)
-                });
+                let hit = page
+                    .events
+                    .iter()
+                    .find(|e| (e.rule, e.port) == (rule, port) && e.address.is_some_and(|a| a.to_string() == address));
                 if let Some(hit) = hit {
                     seen = hit.sequence;
                     return;
@@ -220,7 +226,8 @@ fn dns_carries_nothing_out() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let _seat = Seat::attach(guest.guest_order(4, &uplink), list(&["*.good.example"], false)).await.expect("attached");
+        let _seat =
+            Seat::attach(guest.guest_order(4, &uplink), list(&["*.good.example"], false)).await.expect("attached");
         let wan = Listener::on(&guest.world, "lan");
         // Long labels below an allowed name, and below others: answered or refused inside.
         let long = format!("{}.{}.good.example.", "exfil".repeat(12), "b".repeat(63));
@@ -274,11 +281,15 @@ fn a_policy_that_cannot_be_put_in_force_lets_nothing_through() {
         assert!(Seat::attach(order, EgressPolicy::Open).await.is_err(), "no way out on this host");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
         // Somebody else holds the gateway's place.
-        let held = guest.seat.run(|| TcpListener::bind("172.31.255.1:2").map_err(|e| NetError::Io("bind", e))).expect("bound");
+        let held =
+            guest.seat.run(|| TcpListener::bind("172.31.255.1:2").map_err(|e| NetError::Io("bind", e))).expect("bound");
         let mut seat = Seat::attach(guest.guest_order(0, &uplink), EgressPolicy::Open).await.expect("attached");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
         assert!(seat.change(list(&["good.example"], false)).await.is_err());
-        assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.map_or(true, |s| s.is_empty()), "what failed fails closed");
+        assert!(
+            guest.get(&format!("{PUBLIC}:80"), b"x").await.map_or(true, |s| s.is_empty()),
+            "what failed fails closed"
+        );
         let name: HostName = "good.example".parse().expect("a name");
         let said = seat.view().explain(&mainbrella_types::Target::Name(&name), 443).await;
         assert_eq!(said.outcome, mainbrella_net::Outcome::Denied);

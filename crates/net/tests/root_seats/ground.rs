@@ -136,7 +136,13 @@ impl Guest {
     }
 
     pub fn order(&self, index: u32, uplink: &Arc<Uplink>, book: Book) -> SeatOrder {
-        SeatOrder { index, namespace: self.seat.clone(), uplink: Some(uplink.clone()), outside: Arc::new(book), log: Arc::default() }
+        SeatOrder {
+            index,
+            namespace: self.seat.clone(),
+            uplink: Some(uplink.clone()),
+            outside: Arc::new(book),
+            log: Arc::default(),
+        }
     }
 
     /// What a connection from inside says, or why there is none.

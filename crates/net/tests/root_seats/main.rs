@@ -150,7 +150,11 @@ fn an_allow_list_is_enforced_by_name_whatever_the_address() {
         let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
         assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_ok());
         let EgressPage { events, would_deny, .. } = log.after(0, 999);
-        assert!(would_deny >= 1 && events.last().is_some_and(|e| e.verdict == Verdict::WouldDeny), "{}", reasons(&events));
+        assert!(
+            would_deny >= 1 && events.last().is_some_and(|e| e.verdict == Verdict::WouldDeny),
+            "{}",
+            reasons(&events)
+        );
         // And off.
         seat.change(EgressPolicy::Off).await.expect("changed");
         assert!(guest.get(&format!("{good}:80"), &hello("good.example")).await.is_err());

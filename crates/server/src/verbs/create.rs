@@ -3,13 +3,14 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
 use mainbrella_api::egress::wanted;
+use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
 use mainbrella_api::{CreateMachine, Machine};
 use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
-    EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, TemplateName, limits,
+    EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState,
+    TemplateName, limits,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;

@@ -3,7 +3,9 @@ use std::net::IpAddr;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use mainbrella_api::{EgressEvent, EgressExplanation, EgressLog, EgressOutcome, EgressPolicy, Machine, ResolvedAddress};
+use mainbrella_api::{
+    EgressEvent, EgressExplanation, EgressLog, EgressOutcome, EgressPolicy, Machine, ResolvedAddress,
+};
 use mainbrella_engine::{Outcome, Verdict};
 use mainbrella_types::egress::unmapped;
 use mainbrella_types::{HostName, Target, limits};
