@@ -1,0 +1,7 @@
+//! What host and guest say, tried with what neither should.
+#![allow(clippy::unwrap_used)]
+
+mod arbitrary;
+mod hostile;
+mod link;
+mod surface;
