@@ -58,10 +58,11 @@ pub async fn answer(
         },
         EgressPolicy::AllowList(list) => {
             let Some(name) = name.filter(|n| list.may_resolve(n)) else {
-                let asked_for: String = query.name().to_ascii().chars().take(255).collect();
+                let asked_for = query.name().to_ascii().to_ascii_lowercase();
+                let asked_for = asked_for.strip_suffix('.').unwrap_or(&asked_for);
                 log.record(Denied {
                     verdict: Verdict::Denied,
-                    name: Some(&asked_for),
+                    name: Some(asked_for),
                     address: None,
                     port: 53,
                     rule: DenyRule::NoRule,
@@ -205,6 +206,7 @@ mod tests {
                 .await;
                 assert_eq!((m.metadata.response_code, m.answers.len()), (ResponseCode::NXDomain, 0), "{name}");
                 assert_eq!(log.after(0, 9).denied, 1);
+                assert_eq!(log.after(0, 9).events[0].name.as_deref(), name.strip_suffix('.'));
             }
         }
     }

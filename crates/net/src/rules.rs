@@ -144,6 +144,7 @@ table inet {table} {{
         text,
         r#"  chain host {{
     type filter hook input priority filter - 10; policy accept;
+    iifname "{prefix}*" meta l4proto tcp limit rate 100/second burst 100 packets reject with tcp reset
     iifname "{prefix}*" drop
   }}
   chain translate {{

@@ -9,7 +9,7 @@ from .both import both, make_client
 from .scripted import CREATED_AT, Request, Server, machine
 from .test_use import KEY, Session
 
-LIST = {"policy": "allow-list", "rules": ["pypi.org", "*.pythonhosted.org"]}
+LIST = {"policy": "allow-list", "rules": ["packages.example", "*.files.example"]}
 
 
 def event(sequence: int, **changes: Any) -> dict[str, Any]:
@@ -50,9 +50,9 @@ class Creating(unittest.TestCase):
 
     def test_a_policy_can_be_given_in_each_form(self) -> None:
         for given, wire in [
-            (["pypi.org", "*.pythonhosted.org"], LIST),
-            (("pypi.org", "*.pythonhosted.org"), LIST),
-            (EgressPolicy.allow("pypi.org", "*.pythonhosted.org"), LIST),
+            (["packages.example", "*.files.example"], LIST),
+            (("packages.example", "*.files.example"), LIST),
+            (EgressPolicy.allow("packages.example", "*.files.example"), LIST),
             (EgressPolicy.allow("a.b", dry_run=True), {"policy": "allow-list", "rules": ["a.b"], "dryRun": True}),
             ([], {"policy": "allow-list"}),
             ("open", {"policy": "open"}),
@@ -66,7 +66,7 @@ class Creating(unittest.TestCase):
     def test_a_word_that_is_no_policy_is_refused_before_anything_is_sent(self) -> None:
         with Server([]) as server:
             client = make_client(KEY, base_url=server.url)
-            for bad in ["pypi.org", "allow-list", ""]:
+            for bad in ["packages.example", "allow-list", ""]:
                 with self.assertRaises(ConfigurationError):
                     client.create(egress=bad)
             client.close()
@@ -83,7 +83,7 @@ class Creating(unittest.TestCase):
 class Using(unittest.TestCase):
     def test_a_change_is_sent_once_and_learned(self) -> None:
         with Session(lambda r: r.reply(200, machine(egress=LIST))) as (sandbox, server):
-            info = sandbox.egress.set(["pypi.org", "*.pythonhosted.org"])
+            info = sandbox.egress.set(["packages.example", "*.files.example"])
             sent = server.requests[1]
             self.assertEqual((sent.method, sent.path), ("PUT", "/v1/machines/m-1/egress"))
             self.assertEqual((sent.query, sent.json()), ({"createdAt": CREATED_AT}, LIST))

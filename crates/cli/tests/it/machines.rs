@@ -242,12 +242,12 @@ fn listed(rules: &[&str]) -> serde_json::Value {
 fn a_create_takes_rules_from_files_and_from_the_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("rules");
-    std::fs::write(&file, "# what pip needs\npypi.org\n*.pythonhosted.org # and this\n").expect("written");
+    std::fs::write(&file, "# what pip needs\npackages.example\n*.files.example # and this\n").expect("written");
     let path = file.to_str().expect("UTF-8");
-    let service = Service::start([json(201, listed(&["a.example", "pypi.org", "*.pythonhosted.org"]))]);
+    let service = Service::start([json(201, listed(&["a.example", "packages.example", "*.files.example"]))]);
     let said = run(&service, &["create", "--egress", path, "--allow", "a.example"]);
     assert!(said.starts_with("code: 0\n"), "{said}");
-    let expected = value!({"policy": "allow-list", "rules": ["a.example", "pypi.org", "*.pythonhosted.org"]});
+    let expected = value!({"policy": "allow-list", "rules": ["a.example", "packages.example", "*.files.example"]});
     assert_eq!(service.requests()[0].json()["egress"], expected);
 
     std::fs::write(&file, r#"{"policy": "allow-list", "rules": ["b.example"], "dryRun": true}"#).expect("written");

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::{Machine, Reply, Service};
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_types::{GenerationKey, ProjectId};
 use serde_json::{Value, json};
+
+use crate::common::{Machine, Reply, Service};
 
 async fn online() -> Service {
     Service::with(FakeDriver::default().with_internet(), |_| {}).await
@@ -40,8 +41,9 @@ async fn explain(s: &Service, machine: &Machine, question: &str) -> Reply {
 #[tokio::test]
 async fn a_create_gets_what_it_asked_for_and_is_told_so() {
     let s = online().await;
-    let list = json!({"policy": "allow-list", "rules": ["pypi.org", "*.PythonHosted.org.", "93.184.216.34:5432"]});
-    let told = json!({"policy": "allow-list", "rules": ["pypi.org", "*.pythonhosted.org", "93.184.216.34/32:5432"]});
+    let list = json!({"policy": "allow-list", "rules": ["packages.example", "*.Files.Example.", "93.184.216.34:5432"]});
+    let told =
+        json!({"policy": "allow-list", "rules": ["packages.example", "*.files.example", "93.184.216.34/32:5432"]});
     for (asked, internet, egress) in [
         (json!({}), true, json!({"policy": "open"})),
         (json!({"internet": null, "egress": null}), true, json!({"policy": "open"})),

@@ -102,7 +102,7 @@ class AsyncMainbrella:
             catalog_id: the template.
             size: ``micro``, ``small``, ``medium`` or ``large``.
             internet: ``False`` for none, for ever; fails if the host cannot enforce it. ``None``: the host's default.
-            egress: what it may reach: the rules of an allow-list, e.g. ``["pypi.org", "*.pythonhosted.org"]``, an
+            egress: what it may reach: the rules of an allow-list, e.g. ``["packages.example", "*.files.example"]``, an
                 ``EgressPolicy``, ``"open"`` or ``"off"``. ``None``: public addresses with internet, nothing without.
             slot: a name of your own; it can be used again when the machine in it has ended.
             ttl_seconds: the machine ends after so long, whatever it does.
