@@ -18,12 +18,20 @@ export MAINBRELLA_TEST_BIN_DIR=$target/test-bin
 export MAINBRELLA_TEST_AGENT=$MAINBRELLA_TEST_BIN_DIR/mainbrella-guest
 export PYTHONPATH=$PWD/sdk/python/src PYTHONDONTWRITEBYTECODE=1
 
+# What every test is made of. Always the whole workspace: Cargo unites the features of the packages that it is asked for, so
+# another selection would build half of all dependencies, and our own crates, a second time.
+build_tests() { cargo build --locked --workspace --bins --tests; }
+
+# build dev | build release: the programs that tests use, or those that are measured.
 build() {
-  cargo build --release --locked -p mainbrella-cli \
-    && RUSTFLAGS=$guest_flags cargo build --locked --profile guest --target "$guest_target" -p mainbrella-guest || return 1
+  local folder
+  case $1 in
+    dev) folder=debug; build_tests ;;
+    release) folder=release; cargo build --release --locked -p mainbrella-cli ;;
+  esac && RUSTFLAGS=$guest_flags cargo build --locked --profile guest --target "$guest_target" -p mainbrella-guest || return 1
   mkdir -p "$MAINBRELLA_TEST_BIN_DIR" || return 1
   local file
-  for file in "$target/release/mainbrella" "$target/$guest_target/guest/mainbrella-guest"; do
+  for file in "$target/$folder/mainbrella" "$target/$guest_target/guest/mainbrella-guest"; do
     cmp -s "$file" "$MAINBRELLA_TEST_BIN_DIR/$(basename "$file")" || cp "$file" "$MAINBRELLA_TEST_BIN_DIR/" || return 1
   done
 }

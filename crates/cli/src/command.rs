@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, preview, serve, shell, stop,
-    template, watch,
+    completions, contexts, cp, create, doctor, env, exec, extend, get, jobs, key, list, logs, ls, preview, serve,
+    shell, stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -39,6 +39,7 @@ enum Verb {
     List(list::Args),
     Get(get::Args),
     Exec(exec::Args),
+    Context(contexts::Args),
     Shell(shell::Args),
     Jobs(jobs::Args),
     Logs(logs::Args),
@@ -99,6 +100,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::List(args) => list::run(context, args).await,
         Verb::Get(args) => get::run(context, args).await,
         Verb::Exec(args) => exec::run(context, args).await,
+        Verb::Context(args) => contexts::run(context, args).await,
         Verb::Shell(args) => shell::run(context, args).await,
         Verb::Jobs(args) => jobs::run(context, args).await,
         Verb::Logs(args) => logs::run(context, args).await,

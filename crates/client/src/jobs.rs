@@ -272,8 +272,10 @@ impl JobStream {
             // The service ended it without an exit: it is going down.
             None => return Err(ClientError::StoppedWaiting),
         }
-        while let Some(end) = self.held.windows(2).position(|w| w == b"\n\n") {
-            let block: Vec<u8> = self.held.drain(..end + 2).collect();
+        let mut taken = 0;
+        while let Some(length) = self.held[taken..].windows(2).position(|w| w == b"\n\n") {
+            let block = &self.held[taken..taken + length];
+            taken += length + 2;
             for line in block.split(|b| *b == b'\n') {
                 if let Some(data) = line.strip_prefix(b"data: ") {
                     let event: JobEvent = serde_json::from_slice(data)
@@ -285,6 +287,7 @@ impl JobStream {
                 }
             }
         }
+        self.held.drain(..taken);
         if self.held.len() > EVENT_MAX {
             return Err(ClientError::Malformed("an event is too long"));
         }

@@ -9,6 +9,8 @@ pub mod driver;
 pub mod engine;
 pub mod error;
 pub mod fake;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod image;
 pub mod jail;
 mod jobs;

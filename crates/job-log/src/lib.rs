@@ -11,12 +11,16 @@
 //! events that is whole; damage found later by a reader becomes a gap. Nothing is ever delivered twice, in another order,
 //! or with other bytes than were appended.
 //!
+//! A log whose owner agrees to it goes on in memory when the disk is full ([`JobLog::spill`]): what it keeps then is gone
+//! with the process.
+//!
 //! The crate does no more than files: no clock, no tasks, no network. One writer and any number of readers share a log.
 
 mod frame;
 mod lane;
 mod log;
 mod reader;
+mod store;
 
 use bytes::Bytes;
 

@@ -1,16 +1,15 @@
 //! The log: one writer, any number of readers.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
 use crate::frame::{Body, Frame, LaneId, SEGMENT_HEAD, SegmentHead};
-use crate::lane::{Lane, Opening, Segment, make_dir, make_segment, path_of, scan};
+use crate::lane::{Lane, Opening, Segment, make_dir, path_of, scan};
 use crate::reader::{OutputReader, Reader};
+use crate::store::{MEMORY_LIMITS, SegmentFile, Store};
 use crate::{DATA_MAX, Entry, Event, Exit, Limits, NOTE_MAX, Stream};
 
 /// Why a log cannot be opened.
@@ -63,7 +62,7 @@ impl State {
 /// The log of one job. Appending and reading may be done from several threads; appends are one after the other.
 #[derive(Debug)]
 pub struct JobLog {
-    dir: PathBuf,
+    store: Store,
     limits: Limits,
     writer: Mutex<Writer>,
     state: Mutex<State>,
@@ -72,7 +71,7 @@ pub struct JobLog {
 #[derive(Debug, Default)]
 struct Writer {
     /// The last segment of each lane, while it is open.
-    files: [Option<Arc<File>>; 3],
+    files: [Option<Arc<SegmentFile>>; 3],
     note: Bytes,
 }
 
@@ -88,10 +87,34 @@ impl JobLog {
     /// When the files cannot be made, or the note is longer than [`NOTE_MAX`].
     pub fn create(dir: &Path, note: &[u8], limits: Limits) -> io::Result<Self> {
         make_dir(dir)?;
-        let state = State { lanes: LaneId::ALL.map(Lane::empty), cursor: 0, pid: None, exit: None };
-        let log = Self { dir: dir.to_owned(), limits, writer: Mutex::default(), state: Mutex::new(state) };
+        let log = Self::empty(dir, limits);
         log.set_note(note)?;
         Ok(log)
+    }
+
+    /// As [`Self::create`], in memory: it is gone with this value, and keeps about a mebibyte of each output, half from
+    /// the beginning and half from the end. Nothing is made in `dir`.
+    ///
+    /// # Errors
+    /// When the note is longer than [`NOTE_MAX`].
+    pub fn create_in_memory(dir: &Path, note: &[u8], limits: Limits) -> io::Result<Self> {
+        let log = Self::empty(dir, limits);
+        log.spill();
+        log.set_note(note)?;
+        Ok(log)
+    }
+
+    fn empty(dir: &Path, limits: Limits) -> Self {
+        let state = State { lanes: LaneId::ALL.map(Lane::empty), cursor: 0, pid: None, exit: None };
+        Self { store: Store::on_disk(dir), limits, writer: Mutex::default(), state: Mutex::new(state) }
+    }
+
+    /// Keeps in memory what is appended from now on: for a log whose owner would rather lose it with this process than
+    /// wait for room on the disk. What is on the disk stays there. Of what comes about a mebibyte of each output is kept.
+    pub fn spill(&self) {
+        let mut writer = lock(&self.writer);
+        self.store.spill();
+        writer.files = [None, None, None];
     }
 
     /// Opens a log that was made before. What was torn is cut off, on disk too.
@@ -154,7 +177,7 @@ impl JobLog {
             }
         }
         let writer = Writer { files: [None, None, None], note };
-        Ok(Self { dir: dir.to_owned(), limits, writer: Mutex::new(writer), state: Mutex::new(state) })
+        Ok(Self { store: Store::on_disk(dir), limits, writer: Mutex::new(writer), state: Mutex::new(state) })
     }
 
     /// The owner's note, as last set.
@@ -206,15 +229,22 @@ impl JobLog {
             frames.push((lane, Frame { cursor: event.cursor, time_ms: event.time_ms, seen: last, body }));
             last[lane as usize] = event.cursor;
         }
-        let limits = if tight { self.limits.tight() } else { self.limits };
+        let limits = match (self.store.is_spilled(), tight) {
+            (true, _) => MEMORY_LIMITS,
+            (false, true) => self.limits.tight(),
+            (false, false) => self.limits,
+        };
         self.write(&mut writer, &mut next, frames, limits)?;
-        let dropped = [LaneId::Stdout, LaneId::Stderr].map(|id| drop_middle(&mut next.lanes[id as usize], limits));
+        let dropped = [LaneId::Stdout, LaneId::Stderr].map(|id| {
+            let head = self.store.head_segments(id, limits);
+            drop_middle(&mut next.lanes[id as usize], head, limits.tail_segments)
+        });
         // Readers learn that a segment is gone before it is.
         *lock(&self.state) = next;
         for (id, numbers) in [LaneId::Stdout, LaneId::Stderr].into_iter().zip(dropped) {
             for number in numbers {
                 // What cannot be removed now is removed with the job.
-                let _ = std::fs::remove_file(path_of(&self.dir, id, number));
+                let _ = self.store.remove(id, number);
             }
         }
         Ok(())
@@ -241,14 +271,11 @@ impl JobLog {
             // Leave nothing behind the end that somebody could take for events.
             for (id, number) in made {
                 writer.files[id as usize] = None;
-                let _ = std::fs::remove_file(path_of(&self.dir, id, number));
+                let _ = self.store.remove(id, number);
             }
-            for (i, segment) in before.iter().enumerate() {
-                if let Some(segment) = segment
-                    && let Ok(file) =
-                        OpenOptions::new().write(true).open(path_of(&self.dir, LaneId::ALL[i], segment.number))
-                {
-                    let _ = file.set_len(segment.len);
+            for (id, segment) in LaneId::ALL.into_iter().zip(before) {
+                if let Some(segment) = segment {
+                    self.store.cut(id, segment.number, segment.len);
                 }
             }
         }
@@ -267,14 +294,15 @@ impl JobLog {
         let mut buffer = Vec::new();
         for frame in frames {
             let full = lane.segments.last().is_none_or(|s| {
-                id != LaneId::Control && s.len + buffer.len() as u64 > limits.segment_bytes.max(SEGMENT_HEAD as u64)
+                let long = s.len + buffer.len() as u64 > limits.segment_bytes.max(SEGMENT_HEAD as u64);
+                (id != LaneId::Control && long) || self.store.is_left(id, s.number)
             });
             if full {
                 self.flush(writer, lane, &mut buffer)?;
                 let number = lane.segments.last().map_or(0, |s| s.number + 1);
                 let head = SegmentHead { lane: id, prev_cursor: lane.last_cursor(), first_offset: lane.end_offset() };
                 made.push((id, number));
-                writer.files[id as usize] = Some(Arc::new(make_segment(&self.dir, number, &head)?));
+                writer.files[id as usize] = Some(Arc::new(self.store.make(number, &head)?));
                 lane.segments.push(Segment {
                     number,
                     len: SEGMENT_HEAD as u64,
@@ -302,10 +330,7 @@ impl JobLog {
         let slot = &mut writer.files[lane.id as usize];
         let file = match slot {
             Some(file) => file,
-            None => {
-                let path = path_of(&self.dir, lane.id, segment.number);
-                slot.insert(Arc::new(OpenOptions::new().read(true).write(true).open(path)?))
-            }
+            None => slot.insert(Arc::new(self.store.open(lane.id, segment.number, true)?)),
         };
         file.write_all_at(buffer, segment.len)?;
         segment.len += buffer.len() as u64;
@@ -358,8 +383,8 @@ impl JobLog {
         lock(&self.state).clone()
     }
 
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Removes the files of the log.
@@ -368,10 +393,7 @@ impl JobLog {
     /// What the disk said. That they are gone already is none.
     pub fn remove(&self) -> io::Result<()> {
         self.rest();
-        match std::fs::remove_dir_all(&self.dir) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        self.store.clear()
     }
 
     /// Removes all output of a log that has ended and keeps start, end and note.
@@ -389,7 +411,7 @@ impl JobLog {
             let lane = &mut state.lanes[id as usize];
             lane.promised = Some((lane.last_cursor(), lane.end_offset()));
             for segment in std::mem::take(&mut lane.segments) {
-                std::fs::remove_file(path_of(&self.dir, id, segment.number))?;
+                self.store.remove(id, segment.number)?;
             }
         }
         Ok(())
@@ -429,8 +451,8 @@ fn admit(state: &State, event: &Event, ends: &[u64; 3]) -> io::Result<(LaneId, B
 }
 
 /// Drops segments between the first and the last ones, as many as are too many; gives their numbers.
-fn drop_middle(lane: &mut Lane, limits: Limits) -> Vec<u32> {
-    let (head, tail) = (limits.head_segments.max(1), limits.tail_segments as usize + 1);
+fn drop_middle(lane: &mut Lane, head: u32, tail: u32) -> Vec<u32> {
+    let (head, tail) = (head.max(1), tail as usize + 1);
     let mut dropped = Vec::new();
     while let Some(first) = lane.segments.iter().position(|s| s.number >= head)
         && lane.segments.len() - first > tail

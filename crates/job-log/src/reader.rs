@@ -1,13 +1,13 @@
 //! Reading: events from any cursor, bytes from any offset.
 
-use std::fs::File;
 use std::io;
 
 use bytes::Bytes;
 
 use crate::frame::{Body, FRAME_HEAD, Frame, LaneId, SEGMENT_HEAD};
-use crate::lane::{Lane, Segment, follows, path_of, read_at_most};
+use crate::lane::{Lane, Segment, follows};
 use crate::log::{JobLog, State};
+use crate::store::SegmentFile;
 use crate::{DATA_MAX, Entry, Event, Stream};
 
 /// Bytes read from a file at once.
@@ -138,7 +138,7 @@ struct LaneReader<'a> {
 
 struct Open {
     number: u32,
-    file: File,
+    file: SegmentFile,
     /// Bytes of the file from `start` on.
     block: Bytes,
     start: u64,
@@ -223,7 +223,7 @@ impl<'a> LaneReader<'a> {
             return Ok(None);
         }
         if self.open.as_ref().is_none_or(|open| open.number != segment.number) {
-            let file = match File::open(path_of(self.log.dir(), self.lane.id, segment.number)) {
+            let file = match self.log.store().open(self.lane.id, segment.number, false) {
                 Ok(file) => file,
                 // Dropped since the snapshot was taken.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -236,7 +236,7 @@ impl<'a> LaneReader<'a> {
         if !within(open) {
             let most = usize::try_from(segment.len - at).unwrap_or(usize::MAX).min(length.max(BLOCK));
             let mut block = vec![0; most];
-            let read = read_at_most(&open.file, &mut block, at)?;
+            let read = open.file.read_at_most(&mut block, at)?;
             block.truncate(read);
             (open.block, open.start) = (Bytes::from(block), at);
             if !within(open) {

@@ -1,18 +1,24 @@
-//! Server-sent events: frames, signs of life, and their end when the key is revoked.
+//! Server-sent events: frames, and the one loop that carries them to a caller with signs of life, until they end, their
+//! key is revoked or the service goes down.
 
+use std::io;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
 use http::{HeaderMap, HeaderValue, header};
+use mainbrella_types::ErrorCode;
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::Permit;
+use crate::error::ApiError;
 
 /// How often a silent stream gives a sign of life.
-pub(crate) const ALIVE: Duration = Duration::from_secs(10);
+const ALIVE: Duration = Duration::from_secs(10);
 
 /// Whether a caller asks for events rather than for one reply.
 pub(crate) fn is_wanted(headers: &HeaderMap) -> bool {
@@ -32,30 +38,53 @@ pub(crate) fn frame<T: Serialize>(name: &str, data: &T) -> Bytes {
     frame.into()
 }
 
-/// A reply whose body is a stream of events, which proxies are asked not to hold back.
-pub(crate) fn response(body: Body) -> Response {
-    let mut response = Response::new(body);
+/// What is said when a stream ends before its events do. What it makes of the reason is the last frame; `None`: nothing,
+/// for readers who go on from a number of their own.
+pub(crate) trait Farewell: FnOnce(ApiError) -> Option<Bytes> + Send + 'static {}
+
+impl<F: FnOnce(ApiError) -> Option<Bytes> + Send + 'static> Farewell for F {}
+
+/// A reply that carries `frames` until they end, the key is revoked or the service is `closing`. A frame that is an error
+/// breaks the connection off, so that its reader knows that this was not the end. Proxies are asked not to hold it back.
+/// `frames` are only asked for when somebody takes them.
+pub(crate) fn reply(
+    permit: Permit,
+    closing: CancellationToken,
+    frames: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    farewell: impl Farewell,
+) -> Response {
+    let carried = Carried { frames: frames.boxed(), permit, closing, farewell };
+    let mut response = Response::new(Body::from_stream(carry(carried)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// A reply that carries `frames` until they end or the key is revoked.
-pub(crate) fn reply(permit: Permit, frames: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let revoked = async move { permit.revoked().await };
-    let frames = frames.map(Some).chain(futures::stream::once(async { None }));
-    let begin = tokio::time::Instant::now() + ALIVE;
-    let alive = futures::stream::unfold(tokio::time::interval_at(begin, ALIVE), |mut interval| async move {
-        interval.tick().await;
-        Some((Some(Bytes::from_static(b": alive\n\n")), interval))
-    });
-    let both = futures::stream::select(frames.boxed(), alive.boxed());
-    let until_end = both.take_while(|frame| std::future::ready(frame.is_some())).filter_map(std::future::ready);
-    let body = until_end.take_until(Box::pin(revoked)).map(Ok::<_, std::convert::Infallible>);
-    let mut response = Response::new(Body::from_stream(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
+struct Carried<F> {
+    frames: BoxStream<'static, io::Result<Bytes>>,
+    permit: Permit,
+    closing: CancellationToken,
+    farewell: F,
+}
+
+fn carry<F: Farewell>(carried: Carried<F>) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    futures::stream::unfold(Some(carried), |carried| async move {
+        let mut c = carried?;
+        let next = tokio::select! {
+            biased;
+            () = c.permit.revoked() => Err(ApiError::new(ErrorCode::Unauthenticated, "The API key was revoked.")),
+            () = c.closing.cancelled() => Err(ApiError::new(ErrorCode::ShuttingDown, "The service is going down.")),
+            next = tokio::time::timeout(ALIVE, c.frames.next()) => Ok(next),
+        };
+        match next {
+            Err(reason) => (c.farewell)(reason).map(|last| (Ok(last), None)),
+            Ok(Err(_)) => Some((Ok(Bytes::from_static(b": alive\n\n")), Some(c))),
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some(Ok(frame)))) => Some((Ok(frame), Some(c))),
+            Ok(Ok(Some(Err(e)))) => Some((Err(e), None)),
+        }
+    })
 }
 
 #[cfg(test)]

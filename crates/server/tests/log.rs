@@ -1,6 +1,7 @@
 //! The log, captured whole. Alone in its program: what is logged is decided per process.
 #![allow(clippy::unwrap_used)]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::io::Write;

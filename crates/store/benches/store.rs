@@ -1,7 +1,7 @@
 //! How long the store takes, with few and with many records. Set `MAINBRELLA_TEST_POSTGRES` to measure a server too.
 #![allow(missing_docs, reason = "criterion makes public items of its own")]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;

@@ -10,14 +10,18 @@ from typing import Any
 from unittest import mock
 
 from mainbrella import (
+    AuthenticationError,
     CallerStoppedWaitingError,
     CodeEvent,
     CommandFailedError,
     ConfigurationError,
     ContextDeadError,
+    GuestUnavailableError,
     InvalidResponseError,
+    MachineNotRunningError,
     MainbrellaError,
     TransportError,
+    UnavailableError,
 )
 
 from .both import both, make_sandbox
@@ -203,6 +207,31 @@ class Contexts(unittest.TestCase):
                 with self.assertRaises(kind):
                     next(stream)
                 self.assertEqual(list(stream), [], "and it is not begun again")
+                self.assertEqual(len(server.requests), 3)
+
+    def test_a_failure_of_a_followed_run_is_the_error_it_names_after_all_that_came_before(self) -> None:
+        output = [{"type": "stdout", "text": "a"}, {"type": "stderr", "text": "b"}]
+        cases: list[tuple[str, type[MainbrellaError], bool]] = [
+            ("context_dead", ContextDeadError, False),
+            ("machine_not_running", MachineNotRunningError, False),
+            ("unauthenticated", AuthenticationError, False),
+            ("guest_unavailable", GuestUnavailableError, True),
+            # Elsewhere nothing was done after it; here code was running.
+            ("shutting_down", UnavailableError, True),
+            ("of_the_future", MainbrellaError, False),
+        ]
+        for code, kind, ambiguous in cases:
+            failed = {"type": "failed", "code": code, "message": "Gone.", "hint": "Restart.", "requestId": "r-9"}
+            raw = CHUNKED + chunk(events(*output, failed)) + b"0\r\n\r\n"
+            with self.subTest(code), Session(created, lambda r, d=raw: r.raw(d)) as (sandbox, server):  # type: ignore[misc]
+                stream = sandbox.create_code_context().stream_code("x")
+                self.assertEqual([next(stream).text, next(stream).text], ["a", "b"], "one piece brought all of it")
+                with self.assertRaises(kind) as caught:
+                    next(stream)
+                error = caught.exception
+                self.assertEqual((error.code, error.message, error.request_id), (code, "Gone.", "r-9"))
+                self.assertEqual((error.retryable, error.ambiguous), (False, ambiguous))
+                self.assertEqual(list(stream), [])
                 self.assertEqual(len(server.requests), 3)
 
     def test_leaving_a_followed_run_lets_go_of_the_connection(self) -> None:

@@ -1,5 +1,6 @@
 //! The command line against a real service.
 
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -45,6 +46,56 @@ async fn a_session_on_the_command_line() {
     service.finish().await;
 }
 
+/// Input of a pipe, output while a command runs, and Ctrl-C.
+fn streams(cli: &Cli, name: &str) {
+    let data: Vec<u8> = (0..900_000u32).map(|i| (i % 241) as u8).collect();
+    let mut there = cli.command(&["exec", name, "-c", "sleep 0.5; cat; echo end >&2"]);
+    let mut there = there.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run");
+    let mut stdin = there.stdin.take().expect("piped");
+    let sent = data.clone();
+    let sending = std::thread::spawn(move || stdin.write_all(&sent));
+    let out = there.wait_with_output().expect("ended");
+    sending.join().expect("joined").expect("sent");
+    assert!(out.status.success() && out.stdout == data && out.stderr == b"end\n", "{:?}", out.status);
+
+    let mut there = cli.command(&["exec", name, "-c", "trap 'echo bye; exit 3' TERM; echo up; sleep 120"]);
+    let mut there = there.stdout(Stdio::piped()).spawn().expect("run");
+    let mut said = there.stdout.take().expect("piped");
+    let mut line = [0u8; 3];
+    said.read_exact(&mut line).expect("output while it runs");
+    let pid = rustix::process::Pid::from_raw(i32::try_from(there.id()).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("sent");
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("read");
+    assert_eq!((&line, rest.as_str(), there.wait().expect("ended").code()), (b"up\n", "bye\n", Some(130)));
+    let jobs: serde_json::Value = serde_json::from_str(&cli.ok(&["--json", "jobs", name])).expect("json");
+    assert_eq!(jobs["executions"], serde_json::json!([]), "what was told is let go of");
+    assert_eq!(cli.code(&["exec", name, "-c", "! pgrep -x sleep"]), 0, "nothing of it runs on");
+}
+
+/// Code whose state survives from one command to the next.
+fn contexts(cli: &Cli, name: &str) {
+    let id = cli.ok(&["context", "create", name]);
+    let id = id.trim();
+    assert_eq!(cli.ok(&["context", "run", name, id, "x = 41; print('set')"]), "set\n");
+    let out = tempfile::tempdir().expect("temp dir");
+    let code = "from IPython.display import HTML, display; display(HTML('<b>hi</b>')); x + 1";
+    let dir = out.path().to_str().expect("text");
+    assert_eq!(cli.ok(&["context", "run", name, id, code, "--out", dir]), "<IPython.core.display.HTML object>\n42\n");
+    let saved: Vec<_> = std::fs::read_dir(dir).expect("listed").map(|e| e.expect("an entry").path()).collect();
+    assert_eq!(saved.len(), 1, "{saved:?}");
+    assert_eq!(std::fs::read(&saved[0]).expect("read"), b"<b>hi</b>");
+    let raised = cli.run(&["context", "run", name, id, "1/0"]);
+    assert_eq!(raised.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&raised.stderr).contains("ZeroDivisionError"));
+    assert_eq!(cli.code(&["context", "run", name, id, "-t", "1s", "import time; time.sleep(60)"]), 124);
+    assert!(cli.ok(&["context", "list", name]).contains("idle"));
+    assert_eq!(cli.ok(&["context", "restart", name, id]).split_whitespace().next(), Some(id));
+    assert_eq!(cli.code(&["context", "run", name, id, "x"]), 1, "its state is gone");
+    cli.ok(&["context", "rm", name, id]);
+    assert_eq!(cli.code(&["context", "run", name, id, "1"]), 3);
+}
+
 fn session(cli: &Cli) {
     let made = cli.ok(&[
         "create", "python", "--size", "micro", "--slot", "cli", "--ttl", "10m", "--label", "a=b", "--env", "X=1",
@@ -62,6 +113,8 @@ fn session(cli: &Cli) {
     let both = cli.run(&["exec", name, "-c", "echo out; echo err >&2"]);
     assert_eq!((both.stdout.as_slice(), both.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
 
+    streams(cli, name);
+    contexts(cli, name);
     let here = tempfile::tempdir().expect("temp dir");
     let (from, to) = (here.path().join("re\"port é"), here.path().join("back"));
     let data: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainbrella_client::api::State;
+use mainbrella_client::api::{CommandLine, StartJob, State};
 use mainbrella_tests::{Machine, Service, Setup, host};
 use mainbrella_types::ErrorCode;
 use sha2::{Digest, Sha256};
@@ -77,18 +77,54 @@ async fn a_full_host_disk_stops_who_writes_and_corrupts_nothing() {
         let writer = writer.clone();
         tokio::spawn(async move { writer.run(&order).await })
     };
+    let late = {
+        let other = other.clone();
+        let script = "seq 1 100000; while [ ! -e /run/go ]; do sleep 0.1; done; seq 100001 200000; exit 7";
+        let mut order = Machine::shell_order(script);
+        order.timeout_ms = Some(110_000);
+        order.output_limit_bytes = Some(16 << 20);
+        tokio::spawn(async move { other.run(&order).await })
+    };
     host::until("the host's disk is full", Duration::from_secs(60), async || disk.free_kib() < 512).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // Everything else answers. A command's log needs the host's disk: where there is no room for it, that is said.
-    match other.run(&Machine::shell_order("cat /root/f")).await {
-        Ok(out) => assert_eq!(out.text(), "calm\n"),
-        Err(error) => assert_eq!(error.code(), Some(ErrorCode::HostFull), "{error:?}"),
-    }
+    // Now there is not a byte left.
+    let rest = data.join("ballast-2");
+    fill(&rest);
+    // Everything else answers, commands too: what they say is kept in memory.
+    assert_eq!(other.text("cat /root/f").await, "calm\n");
+    other.text("touch /run/go").await;
+    let out = late.await.expect("joined").expect("a command that ran before the disk was full goes on");
+    assert_eq!((out.raw.exit_code, out.raw.stdout_omitted), (7, None));
+    assert!(out.text() == numbers(1, 200_000), "{} bytes", out.text().len());
+    let mut order = Machine::shell_order("seq 1 2000000; echo last >&2; exit 3");
+    order.output_limit_bytes = Some(64 << 10);
+    let out = other.run(&order).await.expect("beginning and end are kept");
+    let gap = out.raw.stdout_omitted.expect("and the rest is not");
+    let all = numbers(1, 2_000_000);
+    let text = out.text();
+    let (head, tail) = text.split_at(usize::try_from(gap.offset).expect("small"));
+    assert_eq!((out.raw.exit_code, out.error().as_str(), out.raw.stdout_bytes), (3, "last\n", all.len() as u64));
+    assert!(all.starts_with(head) && all.ends_with(tail) && head.len() > 30_000 && tail.len() > 30_000);
+    assert_eq!(head.len() as u64 + gap.length + tail.len() as u64, all.len() as u64);
+    // A job promises that its log lasts: that cannot be had now.
+    let job = StartJob::new(CommandLine::Text("true".to_owned()));
+    assert_eq!(code(other.client.start_job(&other.name, &job, None).await), ErrorCode::HostFull);
     assert_eq!(service.list().await.len(), 2);
     service.client().capabilities().await.expect("capabilities");
     let refused = service.machine_refused().await;
     assert!(matches!(refused, ErrorCode::HostFull | ErrorCode::CreateFailed), "{refused:?}");
-    std::fs::remove_file(&ballast).expect("room again");
+    std::fs::remove_file(&ballast).and_then(|()| std::fs::remove_file(&rest)).expect("room again");
+    let job = other.client.start_job(&other.name, &job, None).await.expect("started").job;
+    assert_eq!(
+        other
+            .client
+            .wait_job(&other.name, &job.id, Duration::from_secs(30))
+            .await
+            .expect("ended")
+            .exit
+            .and_then(|e| e.code),
+        Some(0)
+    );
     let record = writer.record().await;
     if record.state == State::Failed {
         assert_eq!(record.reason.expect("reason").code, "host_full");
@@ -108,6 +144,20 @@ async fn a_full_host_disk_stops_who_writes_and_corrupts_nothing() {
     service.finish().await;
     drop(disk);
     assert!(host::mounts_below(place.path()).is_empty());
+}
+
+/// Takes all the room there is.
+fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).expect("created");
+    for size in [1 << 20, 4096, 1] {
+        let piece = vec![1u8; size];
+        while std::io::Write::write_all(&mut file, &piece).is_ok() {}
+    }
+}
+
+/// What `seq` says.
+fn numbers(from: u32, to: u32) -> String {
+    (from..=to).map(|n| format!("{n}\n")).collect()
 }
 
 /// Digest of the first `bytes` of `seq`'s output.

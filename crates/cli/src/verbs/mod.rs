@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub mod completions;
+pub mod contexts;
 pub mod cp;
 pub mod create;
 pub mod doctor;

@@ -1,10 +1,8 @@
 //! Verbs on machines and keys.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::json as value;
 
-use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, run_with, snapshot, told};
+use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, snapshot, told};
 
 #[test]
 fn create_prints_the_name_and_sends_what_was_asked() {
@@ -120,89 +118,6 @@ fn get_shows_a_machine_and_harmless_text() {
     let service = Service::start([json(200, machine("m-1", 90))]);
     run(&service, &["get", "m-1@2026-10-08T14:00:00+02:00"]);
     assert_eq!(service.requests()[0].line, "GET /v1/machines/m-1?createdAt=2026-10-08T12%3A00%3A00.000Z");
-}
-
-fn result(changes: &serde_json::Value) -> Reply {
-    let mut r = value!({
-        "exitCode": 0, "signal": null, "timedOut": false, "stdoutBase64": "", "stderrBase64": "", "stdoutBytes": 0,
-        "stderrBytes": 0, "stdoutOmitted": null, "stderrOmitted": null, "durationMs": 5, "jobId": "j-1", "stillRunning": false,
-    });
-    for (k, v) in changes.as_object().expect("an object") {
-        r[k] = v.clone();
-    }
-    json(200, r)
-}
-
-#[test]
-fn exec_passes_bytes_and_codes_through() {
-    let found = || json(200, machine("m-1", 90));
-    let bytes: Vec<u8> = (0..=255).collect();
-    let reply = result(
-        &value!({"exitCode": 7, "stdoutBase64": STANDARD.encode(&bytes), "stderrBase64": STANDARD.encode("err\n")}),
-    );
-    let service = Service::start([found(), reply]);
-    let mut command = mainbrella();
-    command.env("MAINBRELLA_API_URL", &service.url).env("MAINBRELLA_API_KEY", KEY);
-    command.args([
-        "exec",
-        "m-1",
-        "-C",
-        "/tmp",
-        "-e",
-        "A=b",
-        "--timeout",
-        "5s",
-        "--output-limit",
-        "99",
-        "--",
-        "prog",
-        "-x",
-        "--",
-        "y z",
-    ]);
-    let out = command.output().expect("it runs");
-    assert_eq!((out.status.code(), out.stdout, out.stderr), (Some(7), bytes, b"err\n".to_vec()));
-    let requests = service.requests();
-    assert_eq!(requests[1].line, "POST /v1/machines/m-1/commands/run?createdAt=2026-10-08T12%3A00%3A00.000Z");
-    assert_eq!(
-        requests[1].json(),
-        value!({"command": ["prog", "-x", "--", "y z"], "cwd": "/tmp", "env": {"A": "b"}, "timeoutMs": 5000, "outputLimitBytes": 99})
-    );
-}
-
-#[test]
-fn exec_ends_with_the_code_of_its_command() {
-    let at = "m-1@2026-10-08T12:00:00.000Z";
-    let exec = |reply: Reply| run(&Service::start([reply]), &["exec", at, "-c", "x"]);
-    snapshot("exec signal", exec(result(&value!({"exitCode": 137, "signal": 9}))));
-    snapshot(
-        "exec timed out",
-        exec(result(
-            &value!({"exitCode": -1, "timedOut": true, "stdoutBase64": STANDARD.encode("so far\n"), "durationMs": 1000}),
-        )),
-    );
-    snapshot(
-        "exec cut",
-        exec(result(
-            &value!({"stdoutBase64": STANDARD.encode("ab\nyz\n"), "stdoutOmitted": {"offset": 3, "length": 70}}),
-        )),
-    );
-    snapshot("exec not started", exec(error(422, "command_not_started", "The program could not be executed.")));
-    let lost = Service::start([Reply::Cut(vec![])]);
-    snapshot("exec lost", run(&lost, &["exec", at, "--", "x"]));
-    assert_eq!(lost.requests().len(), 1, "a command is never sent twice");
-}
-
-#[test]
-fn exec_sends_standard_input_only_when_asked() {
-    let service = Service::start([result(&value!({}))]);
-    let at = "m-1@2026-10-08T12:00:00.000Z";
-    run_with(&service, &["exec", at, "--", "cat"], b"unasked");
-    run_with(&service, &["exec", at, "-i", "--", "cat"], b"\xff\x00");
-    let sent: Vec<_> = service.requests().iter().map(|r| r.json().get("stdinBase64").cloned()).collect();
-    assert_eq!(sent, [None, Some("/wA=".into())]);
-    snapshot("exec too much input", run_with(&service, &["exec", at, "-i", "--", "cat"], &vec![b'x'; 1_048_577]));
-    assert_eq!(service.requests().len(), 2);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The command as its users meet it: exit code, standard output, standard error.
 
+mod contexts;
 mod copies;
+mod exec;
 mod helps;
 mod machines;
 mod mistakes;

@@ -39,7 +39,12 @@ pub enum Reply {
     Answer(u16, Vec<(String, String)>, Vec<u8>),
     /// These bytes, then the connection is cut.
     Cut(Vec<u8>),
+    /// Whatever this writes, then the connection is cut.
+    Live(Arc<dyn Fn(&mut TcpStream) + Send + Sync>),
 }
+
+/// What answers requests, given what came before.
+type Answering = dyn Fn(&Request) -> Reply + Send + Sync;
 
 /// A JSON answer.
 pub fn json(status: u16, body: serde_json::Value) -> Reply {
@@ -61,15 +66,25 @@ pub struct Service {
 impl Service {
     /// Starts it; it lives as long as the test's process.
     pub fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
+        let replies = Mutex::new(replies.into_iter().collect::<VecDeque<_>>());
+        Self::answering(move |_| {
+            let mut replies = replies.lock().expect("unpoisoned");
+            let reply = if replies.len() > 1 { replies.pop_front() } else { replies.front().cloned() };
+            reply.expect("a reply")
+        })
+    }
+
+    /// Starts one that answers each request by what it is.
+    pub fn answering(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let replies = Arc::new(Mutex::new(replies.into_iter().collect::<VecDeque<_>>()));
+        let answer: Arc<Answering> = Arc::new(answer);
         let kept = requests.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (kept, replies) = (kept.clone(), replies.clone());
-                std::thread::spawn(move || serve(stream, &kept, &replies));
+                let (kept, answer) = (kept.clone(), answer.clone());
+                std::thread::spawn(move || serve(stream, &kept, &*answer));
             }
         });
         Self { url, requests }
@@ -81,15 +96,11 @@ impl Service {
     }
 }
 
-fn serve(mut stream: TcpStream, kept: &Mutex<Vec<Request>>, replies: &Mutex<VecDeque<Reply>>) {
+fn serve(mut stream: TcpStream, kept: &Mutex<Vec<Request>>, answer: &Answering) {
     let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
     while let Some(request) = read(&mut reader) {
-        kept.lock().expect("unpoisoned").push(request);
-        let reply = {
-            let mut replies = replies.lock().expect("unpoisoned");
-            if replies.len() > 1 { replies.pop_front() } else { replies.front().cloned() }
-        };
-        match reply.expect("a reply") {
+        kept.lock().expect("unpoisoned").push(request.clone());
+        match answer(&request) {
             Reply::Answer(status, headers, body) => {
                 let headers: String = headers.iter().map(|(n, v)| format!("{n}: {v}\r\n")).collect();
                 let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
@@ -97,6 +108,11 @@ fn serve(mut stream: TcpStream, kept: &Mutex<Vec<Request>>, replies: &Mutex<VecD
             }
             Reply::Cut(bytes) => {
                 let _ = stream.write_all(&bytes);
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                return;
+            }
+            Reply::Live(write) => {
+                write(&mut stream);
                 let _ = stream.shutdown(std::net::Shutdown::Both);
                 return;
             }

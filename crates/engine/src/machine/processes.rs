@@ -118,6 +118,18 @@ fn read(view: &pb::ListProcessesResponseView<'_>) -> ProcessList {
     ProcessList { truncated: view.truncated || view.processes.len() > PROCESSES_MAX, processes }
 }
 
+/// Any bytes as a list of processes: what is taken stays within bounds.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_list(bytes: &[u8]) {
+    use buffa::MessageView as _;
+    let Ok(view) = pb::ListProcessesResponseView::decode_view(bytes) else { return };
+    let list = read(&view);
+    assert!(list.processes.len() <= PROCESSES_MAX);
+    for p in list.processes {
+        assert!(p.argv.iter().map(String::len).sum::<usize>() <= 6 * PROCESS_ARGV_MAX && p.command.len() <= 192);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

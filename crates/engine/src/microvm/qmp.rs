@@ -22,7 +22,7 @@ pub const LINE_MAX: usize = 512 * 1024;
 /// Events kept for the supervisor; more are dropped.
 const EVENTS_MAX: usize = 64;
 /// Longest text of an error that is kept, bytes.
-const ERROR_TEXT_MAX: usize = 512;
+pub const ERROR_TEXT_MAX: usize = 512;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]

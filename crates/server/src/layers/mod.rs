@@ -2,6 +2,7 @@
 //! error, one line in the log.
 
 mod host;
+mod linger;
 mod render;
 
 use std::net::SocketAddr;
@@ -73,8 +74,12 @@ pub async fn outermost(State(state): State<AppState>, mut request: Request, next
     let span = tracing::info_span!("request", id = info.id);
     request.extensions_mut().insert(info.clone());
 
+    let (request, body) = linger::watch(request);
     let mut response = admit(&state, request, next).instrument(span.clone()).await;
     let error = render::apply(&mut response, &info.id);
+    if let Some(body) = body {
+        body.settle(&mut response, &state.closing).await;
+    }
     if let Ok(value) = HeaderValue::from_str(&info.id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

@@ -12,7 +12,7 @@ mod channel;
 mod registry;
 mod run;
 mod verbs;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -415,6 +415,41 @@ impl Allowance {
     }
 }
 
+/// Any bytes as what a bridge says, in two pieces: lines are cut alike, and a cell never gets more through than it may.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_lines(bytes: &[u8]) {
+    let lines_of = |pieces: &[&[u8]]| {
+        let (mut lines, mut all) = (Lines::default(), Vec::new());
+        let outcome = pieces.iter().try_for_each(|piece| {
+            lines.take(piece, |l| {
+                all.push(l.to_vec());
+                Ok(())
+            })
+        });
+        outcome.map(|()| all)
+    };
+    let (first, second) = bytes.split_at(bytes.len() / 3);
+    let lines = lines_of(&[first, second]);
+    assert_eq!(lines, lines_of(&[bytes]));
+    let (mut allowance, mut text) = (Allowance::default(), 0);
+    for line in lines.unwrap_or_default() {
+        match read(&line) {
+            Ok(Said::Cell { id, said, .. }) => {
+                assert!(id.len() <= ID_MAX && id.is_ascii());
+                if let CellSaid::Event(event) = said
+                    && allowance.take(&event).is_ok()
+                    && let CodeEvent::Text(_, piece) = event
+                {
+                    text += piece.len();
+                }
+            }
+            Ok(Said::Dead { id, .. }) => assert!(id.len() <= ID_MAX && id.is_ascii()),
+            _ => {}
+        }
+    }
+    assert!(text <= 2 * limits::CODE_STREAM_MAX);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -105,6 +105,16 @@ fn removed(answer: pb::RemoveResponse) -> Result<Removed, &'static str> {
     })
 }
 
+/// Any bytes as what a removal left: bounded, and with a reason exactly when something is left.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_removal(bytes: &[u8]) {
+    use buffa::Message as _;
+    let Ok(answer) = pb::RemoveResponse::decode_from_slice(bytes) else { return };
+    let Ok(r) = removed(answer) else { return };
+    assert!(r.remaining.len() <= 100 && r.remaining.iter().all(|p| p.len() <= 4095));
+    assert_eq!(r.reason.is_some(), r.remaining_count > 0);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,6 +144,21 @@ pub(crate) async fn stat(
     path_stat(answer.map_err(file_failed)?.into_owned()).map_err(silent)
 }
 
+/// Any bytes as parts of a listing: what is taken is names, in order, no more than asked for.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_listing(bytes: &[u8]) {
+    use buffa::Message as _;
+    let mut collector = Collector::new(20);
+    for part in bytes.chunks(bytes.len().div_ceil(2).max(1)) {
+        let Ok(message) = pb::ListDirPage::decode_from_slice(part) else { break };
+        if collector.take(message).is_err() {
+            break;
+        }
+    }
+    let page = collector.finish();
+    assert!(page.entries.len() <= 20 && page.entries.windows(2).all(|w| w[0].name < w[1].name));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,14 @@
 //! Files of a machine: streams in both directions, memory flat on this side whatever the size. One file a verb, or a
 //! few that are alike; nothing a guest says is believed before it is checked.
 
-mod change;
-mod list;
+pub(crate) mod change;
+pub(crate) mod list;
 mod read;
 mod relay;
 mod tree;
 mod upload;
 mod verbs;
-mod watch;
+pub(crate) mod watch;
 mod write;
 
 use std::time::Duration;

@@ -215,6 +215,19 @@ impl Queue<'_> {
     }
 }
 
+/// Any bytes as a message of a watch: what is passed on is bounded and names paths.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_changes(bytes: &[u8]) {
+    use buffa::Message as _;
+    let Ok(message) = pb::WatchEvents::decode_from_slice(bytes) else { return };
+    let Ok(all) = changes(message) else { return };
+    assert!(all.len() <= WATCH_EVENTS_MAX);
+    for c in all {
+        assert!(c.path.starts_with(b"/") && c.path.len() <= limits::PATH_MAX && !c.path.contains(&0));
+        assert_eq!(c.new_path.is_some(), c.kind == FileEventKind::Renamed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! One job: what is kept of it, its log, and those who follow it.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +87,32 @@ impl Phase {
     }
 }
 
+/// Whether there was no room on the disk.
+pub(crate) fn is_full(e: &std::io::Error) -> bool {
+    matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
+/// Logs in memory at once, in this process: each has 2 MiB, at worst 5.
+const MEMORY_PLACES: usize = 32;
+static MEMORY_TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A place for a log in memory; given back when dropped.
+#[derive(Debug)]
+struct MemoryPlace(());
+
+impl MemoryPlace {
+    fn take() -> Option<Self> {
+        let more = |n: usize| (n < MEMORY_PLACES).then_some(n + 1);
+        MEMORY_TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(()))
+    }
+}
+
+impl Drop for MemoryPlace {
+    fn drop(&mut self) {
+        MEMORY_TAKEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// How a wait for a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
@@ -104,6 +130,10 @@ pub(crate) struct Job {
     pub(crate) id: String,
     note: Mutex<Note>,
     pub(crate) log: JobLog,
+    /// It promises no durability: its log may be in memory where the disk is full.
+    volatile: bool,
+    /// Held while its log is in memory.
+    memory: Mutex<Option<MemoryPlace>>,
     /// Cursor of the last event, and how far it has come.
     progress: watch::Sender<(u64, Phase)>,
     /// How often its guest was found out of reach.
@@ -115,10 +145,19 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// A new job with its log in `dir`.
-    pub(crate) fn create(dir: &Path, id: &str, note: Note, input: u64) -> std::io::Result<Self> {
-        let log = JobLog::create(&dir.join(id), &note.encode(), LOG_LIMITS)?;
+    /// A new job with its log in `dir`; one that may be `volatile` has it in memory where the disk is full.
+    pub(crate) fn create(dir: &Path, id: &str, note: Note, input: u64, volatile: bool) -> std::io::Result<Self> {
+        let (dir, text) = (dir.join(id), note.encode());
+        let mut place = None;
+        let log = JobLog::create(&dir, &text, LOG_LIMITS).or_else(|e| {
+            // Half a log is none.
+            let _ = std::fs::remove_dir_all(&dir);
+            place = if volatile && is_full(&e) { MemoryPlace::take() } else { None };
+            if place.is_some() { JobLog::create_in_memory(&dir, &text, LOG_LIMITS) } else { Err(e) }
+        })?;
         Ok(Self {
+            volatile,
+            memory: Mutex::new(place),
             id: id.to_owned(),
             note: Mutex::new(note),
             log,
@@ -141,6 +180,8 @@ impl Job {
             (None, _) => Phase::Running,
         };
         Some(Self {
+            volatile: false,
+            memory: Mutex::default(),
             id: id.to_owned(),
             note: Mutex::new(note),
             log,
@@ -149,6 +190,19 @@ impl Job {
             accepted: AtomicU64::new(0),
             writing: tokio::sync::Mutex::new(false),
         })
+    }
+
+    /// Goes on in memory, if it may and there is a place.
+    pub(crate) fn spill(&self) -> bool {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.volatile || memory.is_some() {
+            return false;
+        }
+        *memory = MemoryPlace::take();
+        if memory.is_some() {
+            self.log.spill();
+        }
+        memory.is_some()
     }
 
     pub(crate) fn note(&self) -> MutexGuard<'_, Note> {

@@ -7,7 +7,7 @@
 
 mod capture;
 mod job;
-mod pull;
+pub(crate) mod pull;
 mod shelf;
 mod verbs;
 

@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::job::Job;
+use super::job::{Job, is_full};
 use crate::error::EngineError;
 use crate::machine::command::{guest_failed, link_lost, not_started};
 use crate::machine::gate::Pass;
@@ -323,6 +323,9 @@ async fn write(shared: &Shared, job: &Arc<Job>, batch: Vec<Event>) -> Result<(),
                 job.publish();
                 return Err("its events do not follow one another");
             }
+            Err(e) if is_full(&e) && job.spill() => {
+                warn!(job = job.id, error = %e, "the disk is full; a command's output is kept in memory");
+            }
             Err(e) => {
                 if !std::mem::replace(&mut told, true) {
                     warn!(job = job.id, error = %e, "a job's output cannot be written; the job waits");
@@ -364,6 +367,20 @@ async fn forget(shared: &Shared, job: &Job) {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+/// Any bytes as an event: none, or one that follows.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn any_event(bytes: &[u8]) {
+    use buffa::MessageView as _;
+    for last in [0, 1, u64::MAX] {
+        if let Ok(view) = pb::JobEventView::decode_view(bytes)
+            && let Ok(Some(event)) = read(&view, last, 7)
+        {
+            assert_eq!(event.cursor, last + 1);
+            assert_eq!(matches!(event.entry, Entry::Started { .. }), last == 0);
+        }
     }
 }
 

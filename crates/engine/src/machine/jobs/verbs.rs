@@ -11,7 +11,7 @@ use mainbrella_job_log::Stream;
 use mainbrella_types::{ErrorCode, limits};
 
 use super::capture::capture;
-use super::job::{Job, Note, Phase, Waited};
+use super::job::{Job, Note, Phase, Waited, is_full};
 use super::pull::{self, Holding};
 use super::{JobOrder, JobView, MachineJobs, StartKey, StartedJob, StdinWritten, TerminalSize};
 use crate::error::EngineError;
@@ -25,6 +25,15 @@ const START_WAIT: Duration = Duration::from_secs(30);
 const REPORT_GRACE: Duration = Duration::from_secs(15);
 /// Outputs above this size are not read on a thread that serves others.
 const INLINE_BYTES: u64 = 128 * 1024;
+
+/// What a job promises of its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Promise {
+    /// It survives the service.
+    Durable,
+    /// One answer, to a caller who waits for it.
+    Answer,
+}
 
 impl MachineHandle {
     /// The jobs of the machine, to look at.
@@ -44,7 +53,7 @@ impl MachineHandle {
         // In a task of its own: a caller that goes away must not leave a start half done.
         let task = tokio::spawn(async move {
             let (job, replayed) = match key {
-                None => (this.begin(order, None).await?, false),
+                None => (this.begin(order, None, Promise::Durable).await?, false),
                 Some(key) => {
                     let _one = this.shared.shelf.keyed.lock().await;
                     let before = this.shared.shelf.by_key(&key.key, this.shared.clock.now());
@@ -57,7 +66,7 @@ impl MachineHandle {
                     }
                     match before {
                         Some(job) => (job, true),
-                        None => (this.begin(order, Some(&key)).await?, false),
+                        None => (this.begin(order, Some(&key), Promise::Durable).await?, false),
                     }
                 }
             };
@@ -77,7 +86,7 @@ impl MachineHandle {
     pub async fn run(&self, order: CommandOrder) -> Result<CommandOutcome, EngineError> {
         let (limit, patience) = (order.output_limit, order.wait_ms.map(Duration::from_millis));
         let report = Duration::from_millis(order.timeout_ms).saturating_add(REPORT_GRACE);
-        let job = self.begin(order.into_job(), None).await?;
+        let job = self.begin(order.into_job(), None, Promise::Answer).await?;
         let wait = patience.map_or(report, |patience| patience.min(report));
         let waited = job.comes_to(Phase::is_over, wait).await;
         let over = waited == Waited::Came;
@@ -106,8 +115,8 @@ impl MachineHandle {
         }
     }
 
-    /// Begins a job: it is on disk and its task runs.
-    async fn begin(&self, order: JobOrder, key: Option<&StartKey>) -> Result<Arc<Job>, EngineError> {
+    /// Begins a job: it is on disk, or where that is full and nothing was promised in memory, and its task runs.
+    async fn begin(&self, order: JobOrder, key: Option<&StartKey>, promise: Promise) -> Result<Arc<Job>, EngineError> {
         let shared = &self.shared;
         let _pass = self.enter()?;
         let place = Arc::clone(&shared.commands).try_acquire_owned();
@@ -125,9 +134,9 @@ impl MachineHandle {
             key: key.map(|k| (hex::encode(k.key), hex::encode(k.body))),
             forgotten: false,
         };
-        let job = Job::create(shared.shelf.dir(), &id, note, order.stdin.len() as u64).map_err(|e| {
-            let full = matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
-            let code = if full { ErrorCode::HostFull } else { ErrorCode::Internal };
+        let volatile = promise == Promise::Answer;
+        let job = Job::create(shared.shelf.dir(), &id, note, order.stdin.len() as u64, volatile).map_err(|e| {
+            let code = if is_full(&e) { ErrorCode::HostFull } else { ErrorCode::Internal };
             EngineError::new(code, "the log of the job could not be made").because(e.to_string())
         })?;
         let job = Arc::new(job);

@@ -1,3 +1,4 @@
+use std::io;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -52,7 +53,10 @@ pub(crate) async fn run(
     let run = permit.while_valid(async { Ok(handle.run_code(&context, order).await?) }).await?;
     if sse::is_wanted(&headers) {
         let request_id = info.map(|i| i.id.clone()).unwrap_or_default();
-        return Ok(sse::reply(permit, frames(run, request_id)));
+        let last = request_id.clone();
+        return Ok(sse::reply(permit, state.closing.clone(), frames(run, request_id), move |e| {
+            Some(framed(&failed(e, &last)))
+        }));
     }
     let result = permit.while_valid(async { Ok(collect(run).await?) }).await?;
     json(StatusCode::OK, &result)
@@ -122,14 +126,18 @@ async fn collect(mut run: CodeRun) -> Result<CodeResult, EngineError> {
 }
 
 /// The events of a run as they come.
-fn frames(run: CodeRun, request_id: String) -> impl Stream<Item = Bytes> + Send + 'static {
+fn frames(run: CodeRun, request_id: String) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     futures::stream::unfold((run, request_id), |(mut run, request_id)| async move {
         let event = match run.next().await? {
             Ok(event) => wire(event),
             Err(e) => failed(e.into(), &request_id),
         };
-        Some((sse::frame(event.name(), &event), (run, request_id)))
+        Some((Ok(framed(&event)), (run, request_id)))
     })
+}
+
+fn framed(event: &CodeEvent) -> Bytes {
+    sse::frame(event.name(), event)
 }
 
 fn failed(error: ApiError, request_id: &str) -> CodeEvent {

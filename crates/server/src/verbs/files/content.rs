@@ -19,9 +19,6 @@ use crate::extract::Query;
 
 /// Longest pause of a caller between two pieces of a body.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// What is still read of a refused body, so that a caller who only sends learns why.
-const DRAIN_BYTES: usize = 1024 * 1024 * 1024;
-const DRAIN_WAIT: Duration = Duration::from_secs(2);
 
 /// The part of a file that is asked for.
 pub(crate) fn range(query: &mut Query) -> ApiResult<(u64, Option<u64>)> {
@@ -77,7 +74,7 @@ pub(crate) fn reply(reader: FileReader, permit: Permit) -> Response {
     response
 }
 
-/// A body on its way to a guest. The engine reads it; what it leaves can be drained.
+/// A body on its way to a guest. The engine reads it; what it leaves is taken by the outermost layer.
 pub(crate) struct Upload {
     body: Arc<tokio::sync::Mutex<BodyDataStream>>,
     fault: Arc<std::sync::Mutex<Option<ApiError>>>,
@@ -121,14 +118,6 @@ impl Upload {
         work.await.map_err(|e| self.fault().unwrap_or_else(|| e.into()))
     }
 
-    /// Lets a caller who only sends learn that it was refused.
-    pub(crate) async fn settle<T>(&self, outcome: ApiResult<T>) -> ApiResult<T> {
-        if outcome.is_err() {
-            self.drain().await;
-        }
-        outcome
-    }
-
     /// The pieces, up to the first fault of the caller.
     pub(crate) fn stream(&self) -> BoxStream<'static, io::Result<Bytes>> {
         let (body, fault, bound) = (self.body.clone(), self.fault.clone(), self.bound);
@@ -160,20 +149,6 @@ impl Upload {
     fn fault(&self) -> Option<ApiError> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
-
-    async fn drain(&self) {
-        let read = async {
-            let mut body = self.body.lock().await;
-            let mut left = DRAIN_BYTES;
-            while let Some(Ok(piece)) = body.next().await {
-                left = left.saturating_sub(piece.len());
-                if left == 0 {
-                    break;
-                }
-            }
-        };
-        let _ = tokio::time::timeout(DRAIN_WAIT, read).await;
-    }
 }
 
 #[cfg(test)]
@@ -190,7 +165,6 @@ mod tests {
         let got: Vec<_> = broken.stream().collect().await;
         assert!(got.len() == 2 && got[0].is_ok() && got[1].is_err());
         assert_eq!(broken.fault().map(|e| e.code()), Some(ErrorCode::InvalidRequest));
-        broken.drain().await;
     }
 
     #[tokio::test]

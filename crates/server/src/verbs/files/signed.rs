@@ -120,8 +120,7 @@ pub(crate) async fn write_signed(
         let write = handle.write_file(grant.path.as_bytes(), options, upload.stream());
         permit.while_valid(upload.blaming(write)).await
     };
-    let written = written.await;
-    let size = upload.settle(written).await?;
+    let size = written.await?;
     json(StatusCode::OK, &FileWritten { size })
 }
 

@@ -1,14 +1,9 @@
-use std::io;
-use std::time::Duration;
-
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
 use futures::{Stream, StreamExt as _};
 use mainbrella_api::{FileEvent, FileEventType};
 use mainbrella_engine::{FileEvent as Seen, FileEventKind, FileEvents};
-use mainbrella_types::ErrorCode;
-use tokio_util::sync::CancellationToken;
 
 use super::{lossy, path_of};
 use crate::auth::Permit;
@@ -17,9 +12,6 @@ use crate::extract::{Query, SlotPath};
 use crate::fence;
 use crate::sse;
 use crate::state::AppState;
-
-/// How often a silent stream shows that it is alive.
-const HEARTBEAT: Duration = sse::ALIVE;
 
 /// Watch a directory
 ///
@@ -44,7 +36,8 @@ pub(crate) async fn watch(
     query.finish()?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let events = permit.while_valid(async { Ok(handle.watch_dir(path.as_bytes(), recursive).await?) }).await?;
-    Ok(sse::response(Body::from_stream(told(path, events, permit, state.closing.clone()))))
+    let frames = told(path.clone(), events).map(Ok);
+    Ok(sse::reply(permit, state.closing.clone(), frames, move |e| Some(frame(&failed(&path, &e)))))
 }
 
 fn plain(kind: FileEventType, path: String) -> FileEvent {
@@ -80,29 +73,17 @@ fn frame(event: &FileEvent) -> Bytes {
 }
 
 /// The frames of a watch, to its end.
-fn told(
-    path: String,
-    events: FileEvents,
-    permit: Permit,
-    closing: CancellationToken,
-) -> impl Stream<Item = io::Result<Bytes>> + Send {
+fn told(path: String, events: FileEvents) -> impl Stream<Item = Bytes> + Send {
     let first = frame(&plain(FileEventType::Ready, path.clone()));
-    let rest = futures::stream::unfold(Some(events), move |state| {
-        let (path, permit, closing) = (path.clone(), permit.clone(), closing.clone());
+    let rest = futures::stream::unfold(Some(events), move |events| {
+        let path = path.clone();
         async move {
-            let mut events = state?;
-            let over = |e: ApiError| Some((frame(&failed(&path, &e)), None));
-            tokio::select! {
-                biased;
-                () = permit.revoked() => over(ApiError::new(ErrorCode::Unauthenticated, "The API key was revoked.")),
-                () = closing.cancelled() => over(ApiError::new(ErrorCode::ShuttingDown, "The service is going down.")),
-                next = events.next() => match next? {
-                    Ok(seen) => Some((frame(&wire(seen)), Some(events))),
-                    Err(e) => over(e.into()),
-                },
-                () = tokio::time::sleep(HEARTBEAT) => Some((Bytes::from_static(b": alive\n\n"), Some(events))),
+            let mut events = events?;
+            match events.next().await? {
+                Ok(seen) => Some((frame(&wire(seen)), Some(events))),
+                Err(e) => Some((frame(&failed(&path, &e.into())), None)),
             }
         }
     });
-    futures::stream::iter([first]).chain(rest).map(Ok)
+    futures::stream::iter([first]).chain(rest)
 }

@@ -42,7 +42,6 @@ pub(crate) async fn write_tree(
         let unpack = handle.unpack_tree(path.as_bytes(), upload.stream());
         permit.while_valid(upload.blaming(unpack)).await
     };
-    let unpacked = unpacked.await;
-    let done = upload.settle(unpacked).await?;
+    let done = unpacked.await?;
     json(StatusCode::OK, &TreeWritten { entries: done.entries, bytes: done.bytes, skipped: done.skipped })
 }

@@ -1,10 +1,10 @@
-use std::time::Duration;
+use std::io;
 
-use axum::body::Body;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{FromRequestParts as _, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
+use futures::Stream;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use mainbrella_api::JobEvents;
 use mainbrella_engine::machine::jobs::{Event, Follower};
@@ -17,8 +17,6 @@ use crate::extract::{Query, TwoPath, json};
 use crate::sse;
 use crate::state::AppState;
 
-/// A sign of life after so long without an event.
-const HEARTBEAT: Duration = sse::ALIVE;
 /// Bytes of output in one reading of the log, and events.
 pub(super) const READ_BYTES: usize = 256 * 1024;
 pub(super) const READ_EVENTS: usize = 512;
@@ -79,7 +77,8 @@ pub(crate) async fn events(
             .into_response());
     }
     if sse::is_wanted(&parts.headers) {
-        return Ok(stream(follower, permit, state.closing.clone()));
+        // Who reads on, reads on from a cursor: nothing need be said.
+        return Ok(sse::reply(permit, state.closing.clone(), frames(follower), |_| None));
     }
     let list = follower.page(PAGE_BYTES, limit as usize).await?;
     let events = list.into_iter().map(super::event).collect();
@@ -103,40 +102,20 @@ fn wants_socket(headers: &HeaderMap) -> bool {
     upgrade.split(',').any(|part| part.trim().eq_ignore_ascii_case("websocket"))
 }
 
-struct Streaming {
-    follower: Follower,
-    permit: Permit,
-    closing: tokio_util::sync::CancellationToken,
-    over: bool,
-}
-
-/// Server-sent events. Holds one reading of the log, and that only while somebody takes it.
-fn stream(follower: Follower, permit: Permit, closing: tokio_util::sync::CancellationToken) -> Response {
-    let start = Streaming { follower, permit, closing, over: false };
-    let chunks = futures::stream::unfold(start, |mut s| async move {
-        if s.over {
-            return None;
-        }
-        let next = tokio::select! {
-            biased;
-            () = s.permit.revoked() => return None,
-            () = s.closing.cancelled() => return None,
-            next = tokio::time::timeout(HEARTBEAT, s.follower.next(READ_BYTES, READ_EVENTS)) => next,
-        };
-        let chunk = match next {
-            Err(_) => Ok(Bytes::from_static(b": still here\n\n")),
-            Ok(Ok(events)) if events.is_empty() => return None,
-            Ok(Ok(events)) => Ok(rendered(events)),
-            Ok(Err(e)) => {
+/// The events as frames. Holds one reading of the log, and that only while somebody takes it.
+fn frames(follower: Follower) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    futures::stream::unfold(Some(follower), |follower| async move {
+        let mut follower = follower?;
+        match follower.next(READ_BYTES, READ_EVENTS).await {
+            Ok(events) if events.is_empty() => None,
+            Ok(events) => Some((Ok(rendered(events)), Some(follower))),
+            Err(e) => {
                 tracing::warn!(internal = e.internal().unwrap_or_default(), "a job's events could not be read");
-                s.over = true;
                 // The connection ends before its last chunk: a reader knows that this was not the end.
-                Err(std::io::Error::other("the log could not be read"))
+                Some((Err(io::Error::other("the log could not be read")), None))
             }
-        };
-        Some((chunk, s))
-    });
-    sse::response(Body::from_stream(chunks))
+        }
+    })
 }
 
 fn rendered(events: Vec<Event>) -> Bytes {

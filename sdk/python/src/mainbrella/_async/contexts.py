@@ -17,7 +17,13 @@ from ..codetypes import (
     parse_code_result,
     parse_context,
 )
-from ..errors import CallerStoppedWaitingError, ConfigurationError, MachineNotRunningError, NotFoundError
+from ..errors import (
+    CallerStoppedWaitingError,
+    ConfigurationError,
+    MachineNotRunningError,
+    MainbrellaError,
+    NotFoundError,
+)
 from ..models import Fields, drop_none
 from .sse import AsyncSseSource, event_fields, open_sse
 
@@ -123,6 +129,7 @@ class AsyncCodeStream:
         self._seconds = seconds
         self._source: AsyncSseSource | None = None
         self._waiting: deque[CodeEvent] = deque()
+        self._failure: MainbrellaError | None = None
         self._over = False
 
     def __aiter__(self) -> AsyncCodeStream:
@@ -131,6 +138,8 @@ class AsyncCodeStream:
     async def __anext__(self) -> CodeEvent:
         try:
             while not self._waiting:
+                if self._failure is not None:
+                    raise self._failure
                 if self._over:
                     raise StopAsyncIteration
                 await self._more()
@@ -146,6 +155,7 @@ class AsyncCodeStream:
     async def aclose(self) -> None:
         """Lets go of it; code that still runs is interrupted."""
         self._over = True
+        self._failure = None
         self._waiting.clear()
         source, self._source = self._source, None
         if source is not None:
@@ -171,7 +181,12 @@ class AsyncCodeStream:
             )
         for event in await self._source.receive():
             fields = event_fields(event.data)
-            parsed = parse_code_event(fields.text_or_none("type") or event.event, fields)
+            try:
+                parsed = parse_code_event(fields.text_or_none("type") or event.event, fields)
+            except MainbrellaError as error:
+                # What came before it, in the same piece of the stream perhaps, is given out first.
+                self._failure = _begun(error)
+                return
             if parsed is not None:
                 self._waiting.append(parsed)
 
@@ -189,6 +204,13 @@ async def list_code_contexts(sandbox: AsyncSandbox) -> list[AsyncCodeContext]:
     """The interpreters of a machine."""
     page = Fields(await sandbox.api.get("/contexts"), "list")
     return [AsyncCodeContext(sandbox, parse_context(entry)) for entry in page.objects("contexts")]
+
+
+def _begun(error: MainbrellaError) -> MainbrellaError:
+    """An error that ends a run which has begun: whatever its code says elsewhere, something may have been done."""
+    error.ambiguous = error.ambiguous or error.retryable
+    error.retryable = False
+    return error
 
 
 def _run(code: str, timeout_seconds: float) -> dict[str, object]:

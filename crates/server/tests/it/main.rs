@@ -1,0 +1,17 @@
+//! The API over HTTP, on a service with the fake driver.
+#![allow(clippy::unwrap_used)]
+
+mod authorization;
+mod common;
+mod contexts;
+mod create;
+mod files;
+mod http;
+mod jobs;
+mod machines;
+mod openapi;
+mod previews;
+mod signed;
+mod start;
+mod streams;
+mod uploads;
