@@ -320,3 +320,47 @@ fn egress_is_shown_changed_explained_and_its_log_followed() {
     snapshot("egress log", run(&service, &["egress", "log", "m-1"]));
     assert!(service.requests()[2].line.contains("&cursor=1&"), "{}", service.requests()[2].line);
 }
+
+#[test]
+fn a_preview_is_made_shown_once_listed_renewed_and_revoked() {
+    let preview = |more: serde_json::Value| {
+        let now = jiff::Timestamp::now().as_millisecond();
+        let mut whole = value!({ "id": "pv-1", "port": 3000, "createdAtMs": now - 65_000, "expiresAt": now + 840_500 });
+        whole.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        whole
+    };
+    let urls = value!({ "url": "http://token.localhost:8788/", "pathUrl": "http://localhost:8788/p/token/" });
+    let named = "m-1@2026-10-08T12:00:00.000Z";
+    // A lost answer is asked for again under the same key.
+    let service = Service::start([Reply::Cut(vec![]), json(201, preview(urls.clone()))]);
+    let said = run(&service, &["preview", "create", named, "3000", "--ttl", "15m"]);
+    assert!(said.starts_with("code: 0\n--- stdout\nhttp://token.localhost:8788/\n--- stderr\n"), "{said}");
+    let requests = service.requests();
+    assert_eq!(requests[0].line, "POST /v1/machines/m-1/previews?createdAt=2026-10-08T12%3A00%3A00.000Z");
+    assert_eq!(requests[0].json(), value!({ "port": 3000, "ttlSeconds": 900 }));
+    assert_eq!(requests[0].header("idempotency-key"), requests[1].header("idempotency-key"));
+
+    let service = Service::start([json(201, preview(urls))]);
+    let said = run(&service, &["preview", "create", named, "3000", "--path", "--idempotency-key", "k"]);
+    assert!(said.contains("http://localhost:8788/p/token/") && !said.contains("token.localhost"), "{said}");
+    assert_eq!(service.requests()[0].header("idempotency-key"), Some("k"));
+
+    let service = Service::start([json(200, value!({ "previews": [preview(value!({}))] }))]);
+    let said = run(&service, &["preview", "list", named]);
+    assert!(said.contains("pv-1") && said.contains("3000") && said.contains("14m"), "{said}");
+
+    let service = Service::start([json(200, preview(value!({})))]);
+    assert!(run(&service, &["preview", "renew", named, "pv-1", "--ttl", "1h"]).contains("pv-1 lasts 14m"));
+    let [request] = service.requests().try_into().expect("one request");
+    assert_eq!(
+        (request.line.split('?').next(), request.json()),
+        (Some("POST /v1/machines/m-1/previews/pv-1/renew"), value!({ "ttlSeconds": 3600 }))
+    );
+
+    let service = Service::start([error(410, "preview_ended", "This preview has ended.")]);
+    assert!(run(&service, &["preview", "renew", named, "pv-1"]).starts_with("code: 6\n"));
+
+    let service = Service::start([Reply::Answer(204, vec![], vec![])]);
+    assert!(run(&service, &["preview", "revoke", named, "pv-1"]).contains("pv-1 revoked"));
+    assert!(service.requests()[0].line.starts_with("DELETE /v1/machines/m-1/previews/pv-1?"));
+}

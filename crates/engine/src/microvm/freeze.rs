@@ -26,6 +26,8 @@ const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 const BOOT_ATTEMPTS: u32 = 3;
 /// How far the counter's rate may be from the one a template was frozen with.
 const TSC_TOLERANCE_PER_MILLE: u32 = 5;
+/// How often the rate is measured at most, 60 ms each.
+const TSC_ATTEMPTS: u32 = 50;
 
 /// Everything that shapes a template's memory. A change in any of it makes another key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -272,7 +274,8 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
     let spec = order.class.spec();
     let disk = half.join("disk.raw");
     let tsc_khz = match order.accelerator {
-        Accelerator::Tcg => blocking(|| Ok((0..5).find_map(|_| tsc::measure_khz()))).await?,
+        // On a busy host many a measurement is refused, and a template without one has no good clock.
+        Accelerator::Tcg => blocking(|| Ok((0..TSC_ATTEMPTS).find_map(|_| tsc::measure_khz()))).await?,
         Accelerator::Kvm => None,
     };
     let started = Instant::now();

@@ -1,5 +1,4 @@
 //! One connection carried over a call: whole both ways, within its credit, ended by whatever breaks the rules.
-
 use std::sync::Arc;
 use std::time::Duration;
 

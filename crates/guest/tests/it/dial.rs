@@ -1,5 +1,4 @@
 //! Connections to ports, through an agent in process to real listeners on this machine's loopback.
-
 use std::time::Duration;
 
 use crate::support::in_process;

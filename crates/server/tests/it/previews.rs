@@ -1,9 +1,8 @@
 //! Previews through the whole service: issued, listed, renewed, revoked; and what they lead to.
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{Machine, Reply, Service};
+use crate::common::{self, Machine, Reply, Service};
 use bytes::Bytes;
 use http::Request;
 use mainbrella_engine::fake::FakeDriver;
@@ -46,7 +45,7 @@ async fn visit(s: &Service, url: &str) -> Reply {
     let host = url.strip_prefix("http://").unwrap().split('/').next().unwrap();
     let path = &url["http://".len() + host.len()..];
     let request = Request::get(path).header("host", host).body(Bytes::new()).unwrap();
-    crate::common::send(s.ingress.unwrap(), request).await
+    common::send(s.ingress.unwrap(), request).await
 }
 
 fn text(v: &Value, name: &str) -> String {
