@@ -18,6 +18,8 @@ struct World {
     _namespace: Namespace,
     link: String,
     hosts: tempfile::NamedTempFile,
+    /// The host has these addresses once: one such world at a time, whoever's test it is.
+    _alone: std::fs::File,
 }
 
 const GOOD: &str = "203.0.113.41";
@@ -33,6 +35,9 @@ fn sh(text: &str) {
 
 impl World {
     fn new() -> Self {
+        let lock = std::env::temp_dir().join("mainbrella-test-world.lock");
+        let alone = std::fs::File::create(lock).expect("a lock file");
+        rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).expect("the lock");
         let namespace = Namespace::new().expect("a namespace");
         let link = format!("mbv{}", std::process::id() % 100_000);
         let there = format!("/proc/{}/fd/{}", std::process::id(), namespace.fd().as_raw_fd());
@@ -57,7 +62,7 @@ impl World {
         let mut hosts = tempfile::NamedTempFile::new().expect("a file");
         write!(hosts, "127.0.0.1 localhost\n{GOOD} good.example\n{OTHER} other.example\n{PRIVATE} inward.example\n")
             .expect("written");
-        Self { _namespace: namespace, link, hosts }
+        Self { _namespace: namespace, link, hosts, _alone: alone }
     }
 
     fn setup(&self) -> Setup {
