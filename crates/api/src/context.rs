@@ -191,7 +191,7 @@ pub struct CodeResult {
 
 /// One event of a run, as server-sent events carry it. The name of the event is `type`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
+#[serde(tag = "type", rename_all = "lowercase")]
 pub enum CodeEvent {
     /// Standard output.
     Stdout {
@@ -227,6 +227,7 @@ pub enum CodeEvent {
     /// The exception it ended with.
     Error(CodeError),
     /// The last event of a run.
+    #[serde(rename_all = "camelCase")]
     Done {
         /// The kernel's count of runs.
         execution_count: Option<u64>,

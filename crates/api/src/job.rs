@@ -234,7 +234,7 @@ pub enum StreamName {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", rename_all_fields = "camelCase")]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobEventKind {
     /// The process runs.
     Started {
@@ -242,6 +242,7 @@ pub enum JobEventKind {
         pid: u32,
     },
     /// It wrote something.
+    #[serde(rename_all = "camelCase")]
     Output {
         /// Where.
         stream: StreamName,
@@ -260,6 +261,7 @@ pub enum JobEventKind {
         length: u64,
     },
     /// It ended. Always the last.
+    #[serde(rename_all = "camelCase")]
     Exit {
         /// Why.
         cause: ExitCause,
@@ -304,9 +306,10 @@ pub struct JobEvents {
 /// What a caller may send on the WebSocket of a job. Anything that fails is answered by a frame of type `error` with
 /// `code`, `message` and `hint`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum JobFrame {
     /// Input, at most 64 KiB; waits for room.
+    #[serde(rename_all = "camelCase")]
     Stdin {
         /// The bytes, base64.
         data_base64: String,

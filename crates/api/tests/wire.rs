@@ -1,11 +1,12 @@
 //! The wire as bytes: what is sent looks as documented, what is not documented is refused.
 
 use mainbrella_api::{
-    CommandLine, CommandResult, CreateKey, CreateMachine, ErrorBody, ExtendMachine, KeyRole, Machine, NewKey,
-    RunCommand, State,
+    CodeEvent, CommandLine, CommandResult, CreateKey, CreateMachine, ErrorBody, ExtendMachine, JobEventKind, JobFrame,
+    KeyRole, Machine, NewKey, RunCommand, State,
 };
 use mainbrella_types::{ErrorCode, MachineState};
 use serde_json::json;
+use utoipa::PartialSchema as _;
 
 #[test]
 fn a_create_needs_only_a_template_and_has_the_documented_defaults() {
@@ -114,4 +115,29 @@ fn secrets_do_not_show_in_debug_output() {
     c.env.insert("TOKEN".into(), "hush-hush".into());
     let shown = format!("{c:?}");
     assert!(shown.contains("TOKEN") && !shown.contains("hush"));
+}
+
+#[test]
+fn events_and_frames_are_described_as_they_are_written() {
+    fn names(v: &serde_json::Value, found: &mut Vec<String>) {
+        if let Some(properties) = v["properties"].as_object() {
+            found.extend(properties.keys().cloned());
+        }
+        match v {
+            serde_json::Value::Object(map) => map.values().for_each(|v| names(v, found)),
+            serde_json::Value::Array(list) => list.iter().for_each(|v| names(v, found)),
+            _ => {}
+        }
+    }
+    let described = json!([JobEventKind::schema(), JobFrame::schema(), CodeEvent::schema()]);
+    let mut found = vec![];
+    names(&described, &mut found);
+    // The description does not follow every attribute of serde.
+    for name in ["dataBase64", "stdoutBytes", "durationMs", "executionCount"] {
+        assert!(found.iter().any(|n| n == name), "{name} {found:?}");
+    }
+    assert!(found.iter().all(|name| !name.contains('_')), "{found:?}");
+    let frame = json!({"type": "stdin", "dataBase64": "YQ=="});
+    assert_eq!(json!(serde_json::from_value::<JobFrame>(frame.clone()).expect("as described")), frame);
+    assert!(serde_json::from_value::<JobFrame>(json!({"type": "stdin", "data_base64": "YQ=="})).is_err());
 }

@@ -85,6 +85,8 @@ class Contexts(unittest.TestCase):
             self.assertEqual((figure.type, figure.png, figure.text, figure.html), ("display", PNG, "<Figure>", None))
             self.assertEqual((page.html, page.json, page.png), ("<b>x</b>", {"a": [1]}, None))
             self.assertEqual((value.svg, value.latex, value.jpeg, value.markdown), ("<svg/>", "$x$", None, None))
+            self.assertIn("text='42', forms=['image/svg+xml', 'text/latex', 'text/plain']", repr(r))
+            self.assertNotIn(base64.b64encode(PNG).decode(), repr(r))
 
     def test_an_exception_of_the_code_is_a_normal_result(self) -> None:
         error = {"name": "ValueError", "value": "no", "traceback": ["Traceback", "ValueError: no"]}

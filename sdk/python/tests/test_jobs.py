@@ -11,6 +11,7 @@ from unittest import mock
 from mainbrella import (
     CallerStoppedWaitingError,
     ConfigurationError,
+    ConflictError,
     Execution,
     IdempotencyConflictError,
     InvalidResponseError,
@@ -527,6 +528,25 @@ class Steering(unittest.TestCase):
             self.assertEqual([r.query["eof"] for r in sent], ["false", "true", "false"])
             self.assertEqual({r.path for r in sent}, {"/v1/machines/m-1/jobs/j-1/stdin"})
 
+    def test_closing_an_input_that_is_closed_or_of_a_job_that_is_over_is_harmless(self) -> None:
+        for code in ("stdin_closed", "job_ended"):
+            for had_input in (True, False):
+
+                def answer(r: Request, code: str = code, had_input: bool = had_input) -> None:
+                    if r.method == "POST":
+                        r.error(409, code)
+                    else:
+                        r.reply(200, finished(stdin=had_input, stdinAcceptedBytes=3))
+
+                with self.subTest(code, had_input=had_input), Session(answer) as (sandbox, _):
+                    made = twin(Execution)(sandbox, "j-1")
+                    if had_input:
+                        status = made.stdin.close()
+                        self.assertEqual((status.accepted_bytes, status.closed), (3, True))
+                    else:
+                        with self.assertRaises(ConflictError):
+                            made.stdin.close()
+
     def test_input_whose_fate_is_unknown_is_not_sent_again(self) -> None:
         def lost(r: Request) -> None:
             r.cut()
@@ -614,8 +634,14 @@ class Steering(unittest.TestCase):
                 twin(Execution)(sandbox, "")
             with self.assertRaises(ConfigurationError):
                 twin(Execution)(sandbox, "j-1", cursor=-1)
+            for command in ([], "", 5, b"ls", ["sleep", 5]):
+                with self.subTest(command), self.assertRaises(ConfigurationError):
+                    sandbox.commands.start(command)
+            for size in (True, {"cols": 80}, (80, 24)):
+                with self.subTest(size), self.assertRaises(ConfigurationError):
+                    sandbox.commands.start("x", pty=size)
             with self.assertRaises(ConfigurationError):
-                sandbox.commands.start([])
+                sandbox.commands.run("x", env={"A": 1})
             with self.assertRaises(ConfigurationError):
                 sandbox.commands.run("x", wait_ms=0)
             self.assertEqual(len(server.requests), 1)

@@ -287,6 +287,30 @@ async fn a_start_with_a_key_happens_once() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_the_guest_never_heard_of_is_lost_and_who_asks_again_is_told() {
+    let bench = Bench::with(real());
+    let (machine, record) = machine(&bench).await;
+    let key = StartKey { key: [7; 32], body: [1; 32] };
+    let id = machine.start_job(job("sleep 300"), Some(key.clone())).await.expect("started").job.id;
+    bench.engine.shutdown().await;
+    // As a service leaves it that dies with the start on disk and not sent: a log without events, of a job no guest knows.
+    let unheard = "0".repeat(32);
+    let folder = bench.dir.path().join("jobs").join(record.key.to_string());
+    let limits = mainbrella_job_log::Limits { segment_bytes: 65_536, head_segments: 2, tail_segments: 2 };
+    let note = mainbrella_job_log::JobLog::open(&folder.join(&id), limits).expect("opened").note();
+    std::fs::remove_dir_all(folder.join(&id)).expect("removed");
+    drop(mainbrella_job_log::JobLog::create(&folder.join(&unheard), &note, limits).expect("made"));
+    let bench = bench.restart();
+    bench.engine.recover().await.expect("recovered");
+    let machine = bench.engine.machine(&record.key).expect("adopted");
+    for _ in 0..2 {
+        let again = machine.start_job(job("sleep 300"), Some(key.clone())).await.expect("told");
+        assert!(again.replayed && again.job.id == unheard);
+        assert_eq!(exit(&again.job).0, Cause::Lost);
+    }
+}
+
 /// Numbered lines in spurts, about 2 MB, and something on the other output.
 const NUMBERS: &str =
     "for k in $(seq 0 14); do seq $((k * 20000 + 1)) $(((k + 1) * 20000)); echo $k >&2; sleep 0.05; done";

@@ -6,12 +6,15 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .models import Fields, Omitted, omitted, told_error
 
 __all__ = ["CodeError", "CodeEvent", "CodeOutput", "CodeResult", "ContextInfo"]
+
+# Characters of a value that its short form shows.
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,12 @@ class CodeOutput:
     type: str
     """``result``: the value of the last expression; ``display``: shown on the way, e.g. a plot."""
     data: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        text = self.text
+        if text is not None and len(text) > _SHOWN:
+            text = text[:_SHOWN] + "…"
+        return f"CodeOutput(type={self.type!r}, text={text!r}, forms={sorted(self.data)})"
 
     @property
     def text(self) -> str | None:
@@ -125,7 +134,7 @@ class CodeResult:
     """``ok error timed_out interrupted``."""
     stdout: str
     stderr: str
-    results: tuple[CodeOutput, ...] = field(repr=False)
+    results: tuple[CodeOutput, ...]
     """Rich values in the order they came."""
     error: CodeError | None
     execution_count: int | None

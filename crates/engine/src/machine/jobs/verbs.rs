@@ -70,7 +70,11 @@ impl MachineHandle {
                     }
                 }
             };
-            this.settled(&job).await?;
+            let settled = this.settled(&job).await;
+            // Who asks again is told how it ended, also where it never began: else they would ask for ever.
+            if !(replayed && job.is_over() && job.phase().refusal().is_none()) {
+                settled?;
+            }
             Ok(StartedJob { job: job.view(), replayed })
         });
         task.await

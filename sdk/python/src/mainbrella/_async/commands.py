@@ -114,6 +114,9 @@ class AsyncCommands:
         if stdin:
             body["stdin"] = True
         if pty is not None:
+            given: Any = pty
+            if not isinstance(given, Mapping) or "cols" not in given or "rows" not in given:
+                raise ConfigurationError('pty must be a size such as {"cols": 80, "rows": 24}.')
             body["pty"] = {"cols": pty["cols"], "rows": pty["rows"]}
         api = self._sandbox.api
         info = await api.transport.keyed(
@@ -151,8 +154,11 @@ def _command(
 ) -> dict[str, Any]:
     if not isinstance(timeout_ms, int) or timeout_ms <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("timeout_ms must be a positive number of milliseconds.")
-    if isinstance(command, (bytes, bytearray)) or not command:
+    words: Any = [command] if isinstance(command, str) else command
+    if not command or not isinstance(words, Sequence) or not _texts(words):
         raise ConfigurationError("command must be a string, or a list of strings with at least the program.")
+    if env and not _texts([*env, *env.values()]):
+        raise ConfigurationError("env must have strings as names and values.")
     return drop_none(
         {
             "command": command if isinstance(command, str) else list(command),
@@ -161,3 +167,7 @@ def _command(
             "timeoutMs": timeout_ms,
         }
     )
+
+
+def _texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

@@ -12,7 +12,9 @@ from urllib.parse import quote
 from .._paths import number_in
 from ..errors import (
     ConfigurationError,
+    InputClosedError,
     InvalidResponseError,
+    JobStateError,
     JobStillRunningError,
     MainbrellaError,
 )
@@ -67,8 +69,17 @@ class AsyncJobInput:
         return await self._send(data.encode("utf-8") if isinstance(data, str) else bytes(data), "false")
 
     async def close(self) -> InputStatus:
-        """Ends the input: the job reads end of file after what was written. In a terminal it may hang up."""
-        return await self._send(b"", "true")
+        """Ends the input: the job reads end of file after what was written. In a terminal it may hang up.
+
+        Harmless when it was ended before, and when the job is over.
+        """
+        try:
+            return await self._send(b"", "true")
+        except (InputClosedError, JobStateError):
+            info = await self._job.get()
+            if not info.stdin:
+                raise
+            return InputStatus(info.stdin_accepted_bytes, 0, closed=True)
 
     async def _send(self, data: bytes, eof: str) -> InputStatus:
         exchange = await self._job.sandbox.api.open(

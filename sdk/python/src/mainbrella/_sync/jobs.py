@@ -14,7 +14,9 @@ from urllib.parse import quote
 from .._paths import number_in
 from ..errors import (
     ConfigurationError,
+    InputClosedError,
     InvalidResponseError,
+    JobStateError,
     JobStillRunningError,
     MainbrellaError,
 )
@@ -69,8 +71,17 @@ class JobInput:
         return self._send(data.encode("utf-8") if isinstance(data, str) else bytes(data), "false")
 
     def close(self) -> InputStatus:
-        """Ends the input: the job reads end of file after what was written. In a terminal it may hang up."""
-        return self._send(b"", "true")
+        """Ends the input: the job reads end of file after what was written. In a terminal it may hang up.
+
+        Harmless when it was ended before, and when the job is over.
+        """
+        try:
+            return self._send(b"", "true")
+        except (InputClosedError, JobStateError):
+            info = self._job.get()
+            if not info.stdin:
+                raise
+            return InputStatus(info.stdin_accepted_bytes, 0, closed=True)
 
     def _send(self, data: bytes, eof: str) -> InputStatus:
         exchange = self._job.sandbox.api.open(
