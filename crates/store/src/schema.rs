@@ -99,10 +99,10 @@ mod tests {
             let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };
             made.push(record);
         }
-        // As version 1 left it.
+        // As version 2 left it.
         sql(
             &store,
-            "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '1' WHERE name = 'schema_version'",
+            "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;

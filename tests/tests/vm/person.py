@@ -83,4 +83,6 @@ see(fd, b"# ")
 os.write(fd, b"echo $TERM; exit 3\r")
 see(fd, b"xterm-test\r\n")
 assert end(pid, fd) == 3
+pid, fd = begin("shell", machine, "--", "/no/such/program")
+assert end(pid, fd) == 127
 print("played")

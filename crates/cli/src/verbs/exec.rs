@@ -112,7 +112,8 @@ async fn run_here(context: &Context, args: Args) -> Result<u8, Failure> {
     session.hold(source, signals, early, limit).await
 }
 
-fn not_started(e: ClientError) -> Failure {
+/// Why a command is not known to have started, with an exit code of its own for one that could not.
+pub(super) fn not_started(e: ClientError) -> Failure {
     let not_started = e.code() == Some(ErrorCode::CommandNotStarted);
     let open = matches!(e, ClientError::StoppedWaiting | ClientError::Lost { .. });
     let mut failure = Failure::from(e);

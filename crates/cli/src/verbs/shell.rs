@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
 use crate::values::{MachineArg, Pair};
+use crate::verbs::exec::not_started;
 use crate::verbs::logs;
 
 /// Ctrl-]: leaves the shell and lets it run.
@@ -98,7 +99,7 @@ async fn start(client: &Client, machine: &MachineRef, args: Args) -> Result<Stri
         stdin: true,
         pty: Some(size()),
     };
-    Ok(client.start_job(machine, &body, None).await?.job.id)
+    Ok(client.start_job(machine, &body, None).await.map_err(not_started)?.job.id)
 }
 
 /// The size of this terminal.

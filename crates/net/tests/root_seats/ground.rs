@@ -11,8 +11,8 @@ use hickory_proto::op::{Message, Query};
 use hickory_proto::rr::{Name, RData, RecordType};
 use mainbrella_net::namespace::Namespace;
 use mainbrella_net::resolve::Outside;
-use mainbrella_net::{EgressEvent, EgressPage, NetError, Seat, SeatOrder, Uplink, UplinkConfig, Verdict};
-use mainbrella_types::{AllowList, DenyRule, EgressPolicy, HostName};
+use mainbrella_net::{EgressEvent, NetError, Seat, SeatOrder, Uplink, UplinkConfig};
+use mainbrella_types::{AllowList, EgressPolicy, HostName};
 
 pub const PUBLIC: &str = "93.184.216.34";
 pub const OTHER: &str = "93.184.217.9";

@@ -159,6 +159,10 @@ async fn a_job_from_its_start_to_its_end_as_documented() {
 
     let list = s.get(&m.path("/jobs")).await.ok();
     assert_eq!(list, json!({"executions": [over], "nextCursor": null}));
+    for wrong in ["../../x", "x", &"x".repeat(32), &"0".repeat(33)] {
+        let wrong = wrong.replace('/', "%2F");
+        assert_eq!(s.get(&format!("{}&cursor={wrong}", m.path("/jobs"))).await.code(), "invalid_request", "{wrong}");
+    }
     assert_eq!(s.delete(&path(&m, &job, "")).await.status, 204);
     assert_eq!(s.get(&path(&m, &job, "")).await.code(), "not_found");
 }

@@ -34,6 +34,9 @@ pub(crate) async fn list(
     if !(1..=limits::LIST_LIMIT_MAX).contains(&limit) {
         return Err(ApiError::invalid("limit must be a whole number from 1 to 1000."));
     }
+    if before.as_ref().is_some_and(|id| id.len() != 32 || !id.bytes().all(|b| b.is_ascii_hexdigit())) {
+        return Err(ApiError::invalid("cursor must be the nextCursor of a page before."));
+    }
     let page = jobs_of(&state, &permit, &id, created_at).await?.list(limit as usize, before.as_deref());
     let executions = page.jobs.into_iter().map(super::job).collect();
     json(StatusCode::OK, &JobList { executions, next_cursor: page.next })
