@@ -53,7 +53,7 @@ async fn cycle(n: u32, uplink: &Arc<Uplink>) {
         log: Arc::default(),
     };
     let mut seat = Seat::attach(order, policy).await.expect("attached");
-    if n % 2 == 0 && n % 3 < 2 {
+    if n.is_multiple_of(2) && n % 3 < 2 {
         seat.change(EgressPolicy::Open).await.expect("changed");
     }
     // As a stop does: the VMM first, then what served it.
