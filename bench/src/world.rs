@@ -200,7 +200,10 @@ impl World {
                     crate::records::fill(dir.path(), count).await?;
                     let data_dir = Some(dir.path().to_owned());
                     self.folders.push(dir);
-                    self.services.insert(*need, Service::with(Setup { data_dir, ..setup }).await);
+                    // One key asks for more than a key usually may.
+                    let arguments =
+                        ["--rate-per-second", "1000000", "--rate-burst", "1000000"].map(str::to_owned).into();
+                    self.services.insert(*need, Service::with(Setup { data_dir, arguments, ..setup }).await);
                 }
             }
         }
