@@ -415,19 +415,22 @@ impl Allowance {
     }
 }
 
+/// The lines of a stream that comes in these pieces.
+#[cfg(any(test, fuzzing))]
+fn lines_of(pieces: &[&[u8]]) -> Result<Vec<Vec<u8>>, &'static str> {
+    let (mut lines, mut all) = (Lines::default(), Vec::new());
+    for piece in pieces {
+        lines.take(piece, |l| {
+            all.push(l.to_vec());
+            Ok(())
+        })?;
+    }
+    Ok(all)
+}
+
 /// Any bytes as what a bridge says, in two pieces: lines are cut alike, and a cell never gets more through than it may.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn any_lines(bytes: &[u8]) {
-    let lines_of = |pieces: &[&[u8]]| {
-        let (mut lines, mut all) = (Lines::default(), Vec::new());
-        let outcome = pieces.iter().try_for_each(|piece| {
-            lines.take(piece, |l| {
-                all.push(l.to_vec());
-                Ok(())
-            })
-        });
-        outcome.map(|()| all)
-    };
     let (first, second) = bytes.split_at(bytes.len() / 3);
     let lines = lines_of(&[first, second]);
     assert_eq!(lines, lines_of(&[bytes]));
@@ -454,17 +457,6 @@ pub(crate) fn any_lines(bytes: &[u8]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    fn lines_of(pieces: &[&[u8]]) -> Result<Vec<Vec<u8>>, &'static str> {
-        let (mut lines, mut all) = (Lines::default(), Vec::new());
-        for piece in pieces {
-            lines.take(piece, |l| {
-                all.push(l.to_vec());
-                Ok(())
-            })?;
-        }
-        Ok(all)
-    }
 
     proptest! {
         /// However a stream is cut, the same lines come out.

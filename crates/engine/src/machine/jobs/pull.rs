@@ -374,7 +374,7 @@ async fn forget(shared: &Shared, job: &Job) {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn any_event(bytes: &[u8]) {
     use buffa::MessageView as _;
-    for last in [0, 1, u64::MAX] {
+    for last in (0..5).chain([u64::MAX]) {
         if let Ok(view) = pb::JobEventView::decode_view(bytes)
             && let Ok(Some(event)) = read(&view, last, 7)
         {
@@ -391,16 +391,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever bytes a guest sends as an event: they are none, or one that follows and is within bounds.
         #[test]
-        fn arbitrary_bytes_are_no_event_or_one_that_follows(bytes in prop::collection::vec(any::<u8>(), 0..200), last in 0u64..5) {
-            if let Ok(view) = pb::JobEventView::decode_view(&bytes)
-                && let Ok(Some(event)) = read(&view, last, 7)
-            {
-                prop_assert_eq!(event.cursor, last + 1);
-                let first = matches!(event.entry, Entry::Started { .. });
-                prop_assert_eq!(first, last == 0);
-            }
+        fn arbitrary_bytes_are_no_event_or_one_that_follows(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            any_event(&bytes);
         }
 
         #[test]
