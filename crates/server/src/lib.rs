@@ -12,6 +12,7 @@ mod directory;
 pub mod error;
 mod extract;
 mod fence;
+mod idempotency;
 mod images;
 pub mod journal;
 pub mod layers;

@@ -157,9 +157,7 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            if let Ok(view) = pb::ListProcessesResponseView::decode_view(&bytes) {
-                prop_assert!(read(&view).processes.len() <= PROCESSES_MAX);
-            }
+            any_list(&bytes);
         }
     }
 }

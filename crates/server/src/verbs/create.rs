@@ -2,9 +2,8 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::HeaderMap;
 use mainbrella_api::egress::wanted;
-use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
 use mainbrella_api::{CreateMachine, Machine};
 use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
@@ -19,7 +18,8 @@ use tracing::Instrument as _;
 use crate::auth::Permit;
 use crate::convert;
 use crate::error::{ApiError, ApiResult, sentence};
-use crate::extract::{JsonBody, Query, json};
+use crate::extract::{JsonBody, Query};
+use crate::idempotency;
 use crate::state::AppState;
 
 /// How long a repeated create waits for the first one.
@@ -46,21 +46,14 @@ pub(crate) async fn create(
     JsonBody(body): JsonBody<CreateMachine>,
 ) -> ApiResult<Response> {
     query.finish()?;
-    let idempotency = idempotency(&headers, &body)?;
+    let idempotency = given_key(&headers, &body)?;
     let (slot, spec) = spec(&state, body)?;
     // On a task of its own: a caller who goes away after the intent is durable must not leave it without an actor.
     let work = bring_to_life(state.clone(), permit, slot, spec, idempotency).in_current_span();
     let made =
         tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("a creation ended abnormally: {e}")))??;
-    let (status, record) = match &made {
-        Made::New(record) => (StatusCode::CREATED, record),
-        Made::Before(record) => (StatusCode::OK, record),
-    };
-    let mut response = json(status, &convert::machine(record, &state.traits()))?;
-    if matches!(made, Made::Before(_)) {
-        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    }
-    Ok(response)
+    let (Made::New(record) | Made::Before(record)) = &made;
+    idempotency::made(matches!(made, Made::Before(_)), &convert::machine(record, &state.traits()))
 }
 
 enum Made {
@@ -202,15 +195,8 @@ fn has_room(state: &AppState, permit: &Permit) -> ApiResult<()> {
     Ok(())
 }
 
-fn idempotency(headers: &HeaderMap, body: &CreateMachine) -> ApiResult<Option<Idempotency>> {
-    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    let bad = || ApiError::invalid("Idempotency-Key must be 1 to 255 printable ASCII characters, once.");
-    let key = value.to_str().map_err(|_| bad())?;
-    let printable = key.bytes().all(|b| (b' '..=b'~').contains(&b));
-    if values.next().is_some() || key.is_empty() || key.len() > limits::IDEMPOTENCY_KEY_MAX || !printable {
-        return Err(bad());
-    }
+fn given_key(headers: &HeaderMap, body: &CreateMachine) -> ApiResult<Option<Idempotency>> {
+    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
     // What was understood, not how it was spelled: order and spaces do not matter.
     let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
     let body_hash = Sha256::new().chain_update(b"create machine v1\n").chain_update(canonical).finalize().into();

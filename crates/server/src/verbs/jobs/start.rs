@@ -1,8 +1,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode};
-use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use http::HeaderMap;
 use mainbrella_api::{CommandLine, Job, StartJob};
 use mainbrella_engine::machine::jobs::{JobCommand, JobOrder, StartKey, TerminalSize};
 use mainbrella_types::limits;
@@ -11,8 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{JsonBody, Query, SlotPath, json};
+use crate::extract::{JsonBody, Query, SlotPath};
 use crate::fence;
+use crate::idempotency;
 use crate::state::AppState;
 use crate::verbs::run::{check_command, check_cwd};
 
@@ -41,23 +41,11 @@ pub(crate) async fn start(
     let order = order(body)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let started = permit.while_valid(async { Ok(handle.start_job(order, key).await?) }).await?;
-    let status = if started.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    let mut response = json(status, &super::job(started.job))?;
-    if started.replayed {
-        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    }
-    Ok(response)
+    idempotency::made(started.replayed, &super::job(started.job))
 }
 
 fn start_key(headers: &HeaderMap, body: &StartJob) -> ApiResult<Option<StartKey>> {
-    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    let bad = || ApiError::invalid("Idempotency-Key must be 1 to 255 printable ASCII characters, once.");
-    let key = value.to_str().map_err(|_| bad())?;
-    let printable = key.bytes().all(|b| (b' '..=b'~').contains(&b));
-    if values.next().is_some() || key.is_empty() || key.len() > limits::IDEMPOTENCY_KEY_MAX || !printable {
-        return Err(bad());
-    }
+    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
     // What was understood, not how it was spelled.
     let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
     let digest = |what: &[u8], data: &[u8]| Sha256::new().chain_update(what).chain_update(data).finalize().into();
@@ -99,6 +87,8 @@ pub(super) fn terminal(size: mainbrella_api::TerminalSize) -> ApiResult<Terminal
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::HeaderValue;
+    use mainbrella_api::headers::IDEMPOTENCY_KEY;
     use serde_json::json;
 
     fn parse(v: serde_json::Value) -> ApiResult<JobOrder> {

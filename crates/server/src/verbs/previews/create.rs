@@ -1,7 +1,6 @@
 use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, StatusCode};
-use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use http::HeaderMap;
 use mainbrella_api::{CreatePreview, Preview};
 use mainbrella_engine::MachineHandle;
 use mainbrella_store::{BeginPreview, Idempotency, PreviewRecord, StoreError};
@@ -13,8 +12,9 @@ use tracing::Instrument as _;
 use super::{ended, expiry, preview};
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{JsonBody, Query, SlotPath, json};
+use crate::extract::{JsonBody, Query, SlotPath};
 use crate::fence;
+use crate::idempotency;
 use crate::previews::hash_of;
 use crate::state::AppState;
 
@@ -41,17 +41,12 @@ pub(crate) async fn create(
     query.finish()?;
     let port = u16::try_from(body.port).ok().filter(|p| *p >= limits::PREVIEW_PORT_MIN);
     let port = port.ok_or_else(|| ApiError::invalid("port must be 1024 to 65535."))?;
-    let idempotency = idempotency(&headers, &body)?;
+    let idempotency = given_key(&headers, &body)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     // On a task of its own: what was kept must lead somewhere even when the caller went away.
     let work = issue(state.clone(), handle, port, body.ttl_seconds, idempotency).in_current_span();
     let made = tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("issuing ended abnormally: {e}")))??;
-    let status = if made.replayed { StatusCode::OK } else { StatusCode::CREATED };
-    let mut response = json(status, &made.preview)?;
-    if made.replayed {
-        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    }
-    Ok(response)
+    idempotency::made(made.replayed, &made.preview)
 }
 
 struct Made {
@@ -118,15 +113,8 @@ fn reconcile(record: &PreviewRecord, message: &'static str) -> ApiError {
     ApiError::new(ErrorCode::PreviewReconciliationRequired, message).preview(record.id.clone())
 }
 
-fn idempotency(headers: &HeaderMap, body: &CreatePreview) -> ApiResult<Option<Idempotency>> {
-    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    let bad = || ApiError::invalid("Idempotency-Key must be 1 to 255 printable ASCII characters, once.");
-    let key = value.to_str().map_err(|_| bad())?;
-    let printable = key.bytes().all(|b| (b' '..=b'~').contains(&b));
-    if values.next().is_some() || key.is_empty() || key.len() > limits::IDEMPOTENCY_KEY_MAX || !printable {
-        return Err(bad());
-    }
+fn given_key(headers: &HeaderMap, body: &CreatePreview) -> ApiResult<Option<Idempotency>> {
+    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
     // What was understood, not how it was spelled.
     let ttl = body.ttl_seconds.unwrap_or(limits::PREVIEW_TTL_DEFAULT_SECONDS);
     let canonical = format!("create preview v1\n{}\n{ttl}", body.port);
