@@ -45,14 +45,18 @@ base() {
     rm -rf "$data/frozen" "$data"/guest/initramfs-*
     echo "$agent" >"$data/agent.sha256"
   fi
-  "$bin" --data-dir "$data" template build python || return 1
+  local template
+  for template in python node; do
+    "$bin" --data-dir "$data" template build $template || return 1
+  done
   port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   "$bin" --data-dir "$data" serve --listen "127.0.0.1:$port" --preview-listen off --pool-size 0 2>"$data/service.log" &
   pid=$!
   local ask=("$bin" --data-dir "$data" --url "http://127.0.0.1:$port")
   for _ in $(seq 300); do "${ask[@]}" list >/dev/null 2>&1 && break; kill -0 $pid 2>/dev/null || break; sleep 0.2; done
-  for size in micro small medium; do
-    "${ask[@]}" create python --size $size --slot "base-$size" && "${ask[@]}" stop "base-$size" || { status=1; break; }
+  for size in 'python micro' 'python small' 'python medium' 'node small'; do
+    "${ask[@]}" create ${size% *} --size ${size#* } --slot "base-${size/ /-}" && "${ask[@]}" stop "base-${size/ /-}" ||
+      { status=1; break; }
   done
   kill $pid && wait $pid || status=1
   [ $status = 0 ] || tail -n 30 "$data/service.log"

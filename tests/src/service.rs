@@ -24,6 +24,8 @@ pub struct Setup {
     pub arguments: Vec<String>,
     /// What it sees as `/etc/hosts`; `None`: the host's own.
     pub hosts: Option<PathBuf>,
+    /// Variables of its environment.
+    pub env: Vec<(String, String)>,
     /// Keeps a Ctrl-C on the terminal from it: whoever started it ends it.
     pub own_group: bool,
 }
@@ -96,6 +98,7 @@ impl Service {
         for (name, _) in std::env::vars_os().filter(|(n, _)| n.as_encoded_bytes().starts_with(b"MAINBRELLA_")) {
             command.env_remove(name);
         }
+        command.envs(self.setup.env.iter().cloned());
         command.arg("--data-dir").arg(&self.data).args(["serve", "--listen", &format!("127.0.0.1:{}", self.port)]);
         if !self.setup.arguments.iter().any(|a| a == "--preview-listen") {
             // Any free port: the one beside the API's may be another test's.

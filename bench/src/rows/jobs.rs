@@ -38,19 +38,25 @@ fn job(argv: &[&str]) -> StartJob {
     StartJob::new(CommandLine::Argv(argv.iter().map(|a| (*a).to_owned()).collect()))
 }
 
-/// Reads a job of the bare agent to its end; gives the bytes it wrote.
-async fn read_bare(agent: &GuestClient, request: pb::StartJobRequest) -> Result<u64, Fault> {
+/// The code with which a short job ends.
+fn code(n: usize) -> i32 {
+    (n % 200) as i32
+}
+
+/// Reads a job of the bare agent to its end; gives the bytes it wrote and its exit code.
+async fn read_bare(agent: &GuestClient, request: pb::StartJobRequest) -> Result<(u64, i32), Fault> {
     use pb::__buffa::view::oneof::job_event::Event;
     let mut stream = agent.streams().run_job(request).await?;
-    let mut bytes = 0;
+    let (mut bytes, mut code) = (0, -1);
     while let Some(message) = stream.message::<pb::JobEvent>().await? {
         match &message.view().event {
             Some(Event::Output(output)) => bytes += output.data.len() as u64,
+            Some(Event::Exit(exit)) => code = exit.code,
             Some(Event::NotStarted(_)) => return Err("a job of the bare agent did not start".into()),
             _ => {}
         }
     }
-    Ok(bytes)
+    Ok((bytes, code))
 }
 
 /// Follows a job of the service to its end; gives the bytes it wrote.
@@ -72,7 +78,7 @@ async fn throughput(world: &World, agent: &GuestClient, machine: &Machine, rows:
     for n in 0..rounds {
         let rate = |took: Duration| (OUTPUT >> 20) as f64 / took.as_secs_f64();
         let start = Instant::now();
-        let read = read_bare(agent, request(&format!("flood-{n}"), &argv)).await?;
+        let (read, _) = read_bare(agent, request(&format!("flood-{n}"), &argv)).await?;
         bare.push(rate(start.elapsed()));
         let start = Instant::now();
         let started = machine.client.start_job(&machine.name, &job(&argv), None).await.map_err(refused("a job"))?;
@@ -97,24 +103,31 @@ async fn throughput(world: &World, agent: &GuestClient, machine: &Machine, rows:
 
 async fn many(agent: &GuestClient, machine: &Machine, rows: &mut Vec<Row>) -> Result<(), Fault> {
     let start = Instant::now();
-    let all = (0..SHORT).map(|n| read_bare(agent, request(&format!("short-{n}"), &["true"])));
+    let script = |n: usize| format!("exit {}", code(n));
+    let all = (0..SHORT).map(|n| async move {
+        match read_bare(agent, request(&format!("short-{n}"), &["sh", "-c", &script(n)])).await? {
+            (_, found) if found == code(n) => Ok::<(), Fault>(()),
+            (_, found) => Err(format!("short job {n} of the bare agent ended with {found}").into()),
+        }
+    });
     futures::future::try_join_all(all).await?;
     let bare = start.elapsed();
     let start = Instant::now();
-    let all = (0..SHORT).map(|_| async {
+    let all = (0..SHORT).map(|n| async move {
+        let key = format!("short-{n}");
         let started = loop {
-            match machine.client.start_job(&machine.name, &job(&["true"]), None).await {
-                // More at once than the rate of a key allows: it comes again.
-                Err(e) if e.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
+            match machine.client.start_job(&machine.name, &job(&["sh", "-c", &script(n)]), Some(&key)).await {
+                // More at once than the rate of a key allows, or than the machine begins in time: it comes again.
+                Err(e) if e.is_retryable() || e.is_ambiguous() => tokio::time::sleep(Duration::from_millis(20)).await,
                 other => break other.map_err(refused("a job"))?,
             }
         };
         loop {
             let wait = machine.client.wait_job(&machine.name, &started.job.id, Duration::from_secs(60)).await;
             match wait {
-                Ok(job) if job.exit.is_some_and(|exit| exit.code == Some(0)) => return Ok::<(), Fault>(()),
-                Ok(job) => return Err(format!("a short job ended with {:?}", job.exit).into()),
-                Err(e) if e.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
+                Ok(job) if job.exit.is_some_and(|exit| exit.code == Some(code(n))) => return Ok::<(), Fault>(()),
+                Ok(job) => return Err(format!("short job {n} ended with {:?}", job.exit).into()),
+                Err(e) if e.is_retryable() || e.is_ambiguous() => tokio::time::sleep(Duration::from_millis(20)).await,
                 Err(e) => return Err(refused("waiting")(e)),
             }
         }
@@ -122,7 +135,7 @@ async fn many(agent: &GuestClient, machine: &Machine, rows: &mut Vec<Row>) -> Re
     futures::future::try_join_all(all).await?;
     rows.push(Row {
         group: "jobs",
-        what: format!("{SHORT} short jobs at once, started and ended"),
+        what: format!("{SHORT} short jobs at once, each with its own code"),
         measured: milliseconds(&[start.elapsed()])?,
         beside: Some(("bare agent socket", milliseconds(&[bare])?)),
         target: Target::default(),
@@ -133,12 +146,17 @@ async fn many(agent: &GuestClient, machine: &Machine, rows: &mut Vec<Row>) -> Re
 
 /// A job with many small records is read from so many before its end.
 async fn replay(world: &World, machine: &Machine, rows: &mut Vec<Row>) -> Result<(), Fault> {
-    // Each line is a write of its own; what a guest reads at once may hold a few.
-    let script = "import os\nfor n in range(60000): os.write(1, b'%d\\n' % n)";
+    // Each line is a write of its own, and read on its own: it is given the time.
+    let script = "import os, time\nfor n in range(10500): os.write(1, b'%d\\n' % n); time.sleep(0.002)";
     let started = machine.client.start_job(&machine.name, &job(&["python3", "-c", script]), None).await;
     let id = started.map_err(refused("a job"))?.job.id;
-    let ended =
-        machine.client.wait_job(&machine.name, &id, Duration::from_secs(60)).await.map_err(refused("waiting"))?;
+    let ended = loop {
+        let job = machine.client.wait_job(&machine.name, &id, Duration::from_secs(60)).await;
+        let job = job.map_err(refused("waiting"))?;
+        if job.exit.is_some() {
+            break job;
+        }
+    };
     for records in RECORDS {
         let from = ended.cursor.saturating_sub(records);
         let (mut events, mut raw) = (Vec::new(), Vec::new());

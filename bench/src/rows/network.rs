@@ -121,6 +121,7 @@ fn seats_alone(count: u32) -> Result<(Vec<Duration>, [Times; 3]), NetError> {
                     uplink: Some(uplink.clone()),
                     outside: Arc::new(Host::default()),
                     log: Arc::default(),
+                    secrets: Arc::default(),
                 };
                 let start = Instant::now();
                 let seat = runtime.block_on(Seat::attach(order, policy))?;

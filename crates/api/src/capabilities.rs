@@ -152,6 +152,8 @@ pub struct Networking {
     /// What a running machine may reach can be changed.
     #[serde(default)]
     pub egress_change: bool,
+    /// Whether the gateway of a machine can add credentials to its requests.
+    pub egress_secrets: bool,
 }
 
 /// Ports of a machine reachable from outside.
@@ -364,6 +366,14 @@ limits! {
     egress_rules_max = EGRESS_RULES_MAX;
     /// Denied connections kept of one machine.
     egress_events_kept = EGRESS_EVENTS_KEPT;
+    /// Secrets of one machine.
+    secrets_max = SECRETS_MAX;
+    /// Longest name of a secret.
+    secret_name_max_bytes = SECRET_NAME_MAX;
+    /// Longest user name of HTTP basic credentials.
+    secret_username_max_bytes = SECRET_USERNAME_MAX;
+    /// Longest value of a secret.
+    secret_value_max_bytes = SECRET_VALUE_MAX;
     /// Longest host name.
     host_name_max_bytes = HOST_NAME_MAX;
 }

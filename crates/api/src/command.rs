@@ -96,7 +96,9 @@ pub struct CommandResult {
     #[serde(default)]
     #[schema(required = true)]
     pub job_id: String,
-    /// Whether it had not ended when `waitMs` had passed. The output is what it had produced by then, `exitCode` is -1.
+    /// Whether it had not ended when `waitMs` had passed; or, with `timedOut`, whether the machine is so far behind that it
+    /// has not said that it ended the command. The output is what it had produced by then, `exitCode` is -1, and it is kept
+    /// under `jobId`.
     #[serde(default)]
     #[schema(required = true)]
     pub still_running: bool,

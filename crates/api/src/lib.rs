@@ -18,6 +18,7 @@ pub mod machine;
 pub mod preview;
 pub mod process;
 mod schema;
+pub mod secret;
 pub mod template;
 
 pub use capabilities::Capabilities;
@@ -44,6 +45,7 @@ pub use machine::{
 };
 pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
+pub use secret::{Secret, SecretBody, SecretList, SecretRemoved};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, preview,
-    serve, shell, stop, template, watch,
+    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, pause,
+    preview, resume, secret, serve, shell, stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -49,7 +49,10 @@ enum Verb {
     Watch(watch::Args),
     Preview(preview::Args),
     Extend(extend::Args),
+    Pause(pause::Args),
+    Resume(resume::Args),
     Egress(egress::Args),
+    Secret(secret::Args),
     Stop(stop::Args),
     Template(template::Args),
     Key(key::Args),
@@ -111,7 +114,10 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Watch(args) => watch::run(context, args).await,
         Verb::Preview(args) => preview::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
+        Verb::Pause(args) => pause::run(context, args).await,
+        Verb::Resume(args) => resume::run(context, args).await,
         Verb::Egress(args) => egress::run(context, args).await,
+        Verb::Secret(args) => secret::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,
         Verb::Key(args) => key::run(context, args).await,

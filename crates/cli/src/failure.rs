@@ -119,6 +119,7 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::PreviewLimit
         | ErrorCode::PreviewEnded
         | ErrorCode::PreviewReconciliationRequired
+        | ErrorCode::SecretLimit
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed

@@ -1,4 +1,4 @@
-//! Values on the command line: durations, labels, names of machines and places of files.
+//! Values on the command line: durations, labels, names of machines and hosts, places of files.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -82,6 +82,34 @@ impl FromStr for MachineArg {
     }
 }
 
+/// A host, and a port: 443 unless it says another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    /// A name or an address.
+    pub host: String,
+    /// From 1.
+    pub port: u16,
+}
+
+impl FromStr for HostPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || "write HOST or HOST:PORT, an IPv6 address as [ADDRESS] or [ADDRESS]:PORT".to_owned();
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
+                let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) };
+                (host, port)
+            }
+            None if text.matches(':').count() > 1 => (text, None),
+            None => text.split_once(':').map_or((text, None), |(h, p)| (h, Some(p))),
+        };
+        let port = port.map_or(Ok(443), str::parse::<u16>).ok().filter(|p| *p > 0).ok_or_else(bad)?;
+        if host.is_empty() { Err(bad()) } else { Ok(Self { host: host.to_owned(), port }) }
+    }
+}
+
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -151,6 +179,20 @@ mod tests {
         assert_eq!("a".parse::<MachineArg>().expect("valid").created_at, None);
         for bad in ["", "A", "a/b", "a@", "a@yesterday", "@2026-10-08T12:00:00Z", "../x"] {
             assert!(bad.parse::<MachineArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_ports_are_told_apart() {
+        let at = |text: &str| text.parse::<HostPort>().ok().map(|h| (h.host, h.port));
+        assert_eq!(at("example.org"), Some(("example.org".into(), 443)));
+        assert_eq!(at("example.org:22"), Some(("example.org".into(), 22)));
+        assert_eq!(at("192.0.2.1:80"), Some(("192.0.2.1".into(), 80)));
+        assert_eq!(at("[2001:db8::1]:80"), Some(("2001:db8::1".into(), 80)));
+        assert_eq!(at("[2001:db8::1]"), Some(("2001:db8::1".into(), 443)));
+        assert_eq!(at("2001:db8::1"), Some(("2001:db8::1".into(), 443)));
+        for bad in ["", ":80", "a:0", "a:99999", "a:b", "[::1", "[::1]80"] {
+            assert_eq!(at(bad), None, "{bad}");
         }
     }
 

@@ -13,6 +13,7 @@ mod files;
 mod jobs;
 mod machines;
 mod previews;
+mod secrets;
 mod service;
 mod socket;
 mod transport;

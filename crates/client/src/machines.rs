@@ -16,6 +16,8 @@ use crate::transport::{Client, with_json};
 const CREATE: Duration = Duration::from_secs(240);
 /// How long a stop may take beyond the usual wait.
 const STOP: Duration = Duration::from_secs(120);
+/// How long a pause or a return from it may take beyond the usual wait: memory is written and read.
+const PAUSE: Duration = Duration::from_secs(360);
 /// All attempts of a reconciled create together.
 const RECONCILE: Duration = Duration::from_secs(600);
 const ATTEMPTS: u32 = 5;
@@ -140,6 +142,22 @@ impl Client {
     pub async fn extend(&self, machine: &MachineRef, body: &ExtendMachine) -> Result<Machine, ClientError> {
         let url = self.bound(machine, &["extend"]);
         self.json(with_json(self.request(Method::POST, url), body), Duration::ZERO).await
+    }
+
+    /// Saves memory and disk of a machine and ends its processes. Idempotent.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn pause(&self, machine: &MachineRef) -> Result<Machine, ClientError> {
+        self.json(self.request(Method::POST, self.bound(machine, &["pause"])), PAUSE).await
+    }
+
+    /// Brings a paused machine back. Idempotent.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn resume(&self, machine: &MachineRef) -> Result<Machine, ClientError> {
+        self.json(self.request(Method::POST, self.bound(machine, &["resume"])), PAUSE).await
     }
 
     /// Stops exactly that generation. Idempotent.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use mainbrella_net::{EgressLog, Explanation};
+use mainbrella_net::{EgressLog, Explanation, SeatSecrets};
 use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, SizeClass, Target, TemplateName};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -37,12 +37,14 @@ pub struct EgressOrder {
     pub policy: EgressPolicy,
     /// Takes every denial.
     pub log: Arc<EgressLog>,
+    /// What the gateway adds to requests; may be replaced while the machine runs.
+    pub secrets: Arc<SeatSecrets>,
 }
 
 /// With a log that nobody else reads.
 impl From<EgressPolicy> for EgressOrder {
     fn from(policy: EgressPolicy) -> Self {
-        Self { policy, log: Arc::default() }
+        Self { policy, ..Self::default() }
     }
 }
 
@@ -70,6 +72,8 @@ impl fmt::Display for ExitReport {
 pub enum Adoption {
     /// It runs; here it is.
     Running(Box<dyn Instance>),
+    /// It is paused: whole, and nothing of it runs.
+    Paused,
     /// Something of it is left, but it does not run.
     Dead(ExitReport),
     /// Nothing of it is on this host.
@@ -99,6 +103,17 @@ pub trait MachineNetwork: Send + Sync {
     async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation;
 }
 
+/// What a pause saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PauseReceipt {
+    /// Bytes of memory that differ from the template's.
+    pub memory_bytes: u64,
+    /// Bytes of device state.
+    pub device_bytes: u64,
+    /// How long the guest stood still before its VMM ended, milliseconds.
+    pub stopped_ms: u64,
+}
+
 /// Makes machines and removes them.
 ///
 /// Every resource is named by its [`GenerationKey`], so that [`Driver::inventory`] after a crash says
@@ -118,6 +133,18 @@ pub trait Driver: Send + Sync {
     /// Finds a machine made before a restart, and puts it under the policy that is on record. When that fails it reaches
     /// nothing.
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError>;
+
+    /// Saves a machine whose guest is at rest and whose link is closed, and ends its VMM. On failure it runs on.
+    async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
+        let _ = key;
+        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+    }
+
+    /// Brings a paused machine back, its guest still at rest, under the policy that is on record. On failure it stays paused.
+    async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
+        let _ = (key, egress);
+        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+    }
 
     /// Every machine of which anything exists on this host, whole or not.
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError>;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures::StreamExt;
 use mainbrella_types::{DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState};
 use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::driver::{Adoption, Driver, EgressOrder, TemplateInfo};
+use crate::driver::{Adoption, Driver, TemplateInfo};
 use crate::error::EngineError;
 use crate::jobs::Shelves;
 use crate::journal::Journal;
@@ -207,13 +207,15 @@ impl Engine {
             let generation = record.generation.to_string();
             match &origin {
                 Origin::Intent => report.completed += 1,
-                Origin::Adopted(_) => report.adopted += 1,
+                Origin::Adopted(_) | Origin::Between(_) | Origin::Paused => report.adopted += 1,
                 Origin::Ending(f) if f.kind.final_state() == MachineState::Failed => report.failed += 1,
                 Origin::Ending(_) => report.ended += 1,
             }
             let what = match &origin {
                 Origin::Intent => "completing",
                 Origin::Adopted(_) => "adopted",
+                Origin::Between(_) => "adopted between a pause and a return",
+                Origin::Paused => "paused",
                 Origin::Ending(f) => f.kind.as_str(),
             };
             info!(machine = %generation, what, "recovered");
@@ -225,7 +227,15 @@ impl Engine {
 
     async fn adopt(&self, record: &MachineRecord) -> Result<Adoption, EngineError> {
         let shelf = self.inner.shelves.of(record.key, None).await?;
-        let egress = EgressOrder { policy: record.spec.egress.clone(), log: shelf.egress() };
+        if record.spec.egress.leads_out() {
+            match self.inner.world.journal.secrets(&record.key).await {
+                Ok(Some(kept)) => shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets),
+                Ok(None) => {}
+                // Its requests go out without what they lack; nothing is let through that was not.
+                Err(e) => error!(machine = %record.generation, error = %e, "the secrets of a machine could not be read"),
+            }
+        }
+        let egress = shelf.egress_order(record.spec.egress.clone());
         Ok(self.inner.world.driver.adopt(&record.key, &egress).await?)
     }
 
@@ -246,11 +256,16 @@ impl Engine {
                     Origin::Intent
                 }
             }
-            MachineState::Running => match self.adopt(&record).await? {
-                Adoption::Running(instance) => {
+            MachineState::Running | MachineState::Pausing | MachineState::Paused | MachineState::Resuming => match self
+                .adopt(&record)
+                .await?
+            {
+                Adoption::Running(instance) if record.state == MachineState::Running => {
                     assume_used(&mut record, now);
                     Origin::Adopted(instance)
                 }
+                Adoption::Running(instance) => Origin::Between(instance),
+                Adoption::Paused => Origin::Paused,
                 Adoption::Dead(report) => Origin::Ending(died(&report)),
                 Adoption::Absent => lost("nothing of it was left on the host after a restart"),
             },
@@ -260,7 +275,7 @@ impl Engine {
                     .clone()
                     .unwrap_or(Failure { kind: FailureKind::StopRequested, message: "it was being stopped".into() }),
             ),
-            _ => lost("it was in a state this version of the service cannot continue"),
+            MachineState::Stopped | MachineState::Failed => lost("it had ended"),
         };
         Ok((record, origin))
     }

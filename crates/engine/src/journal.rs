@@ -1,6 +1,7 @@
 //! Where the engine writes what must survive it. The server implements this over the store.
 
 use async_trait::async_trait;
+use mainbrella_net::{Authority, Secret};
 use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis};
 
 /// A change to a machine's record. Fields that are `None` stay as they are.
@@ -35,6 +36,15 @@ pub enum JournalError {
     Unavailable(String),
 }
 
+/// What the gateway of a machine adds to requests, and as whom it shows itself.
+#[derive(Debug)]
+pub struct KeptSecrets {
+    /// The authority the machine believes.
+    pub authority: Authority,
+    /// The secrets.
+    pub secrets: Vec<Secret>,
+}
+
 /// Durable records of machines.
 #[async_trait]
 pub trait Journal: Send + Sync {
@@ -42,4 +52,9 @@ pub trait Journal: Send + Sync {
     async fn apply(&self, key: &GenerationKey, revision: i64, change: Change) -> Result<MachineRecord, JournalError>;
     /// Every record of this host that is not in a final state.
     async fn living(&self) -> Result<Vec<MachineRecord>, JournalError>;
+    /// The secrets of a machine. `None`: it never had any.
+    async fn secrets(&self, key: &GenerationKey) -> Result<Option<KeptSecrets>, JournalError> {
+        let _ = key;
+        Ok(None)
+    }
 }

@@ -20,18 +20,21 @@ pub mod microvm;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{
-    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, TemplateInfo,
+    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, PauseReceipt,
+    TemplateInfo,
 };
 pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};
-pub use journal::{Change, Journal, JournalError};
+pub use journal::{Change, Journal, JournalError, KeptSecrets};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
     FileKind, FileReader, FileStat, MachineHandle, Omitted, PathStat, PortConnection, PortError, Removed, StopOutcome,
-    TreeWritten, WriteOptions,
+    SecretsTurn, TreeWritten, WriteOptions,
 };
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
+/// What a machine's gateway adds to requests.
+pub use mainbrella_net::{Authority, Secret};
 /// What the network of machines says to callers.
 pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// Longest certificate that is to be believed, bytes.
+pub const CERTIFICATE_MAX: usize = 16 * 1024;
 /// Largest message a guest accepts, bytes: a job with full inline input, environment and argv.
 pub const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Largest message a host accepts from a guest, bytes.

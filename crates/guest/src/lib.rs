@@ -13,6 +13,7 @@ pub mod port;
 mod processes;
 mod reaper;
 mod service;
+mod trust;
 mod usage;
 
 pub use cgroup::UserCgroup;

@@ -1,6 +1,7 @@
 //! The service of `guest.proto`: checks what comes in and hands it to the part that does it.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
-use crate::{Authority, Reaper, UserCgroup, configure, files, processes, usage};
+use crate::{Authority, Reaper, UserCgroup, configure, files, processes, trust, usage};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
 const FILE_OPERATIONS_MAX: usize = 64;
@@ -159,6 +160,24 @@ impl pb::Guest for Agent {
             }
         }
         Response::ok(answer)
+    }
+
+    async fn trust(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, pb::TrustRequest>,
+    ) -> ServiceResult<pb::TrustResponse> {
+        let request = request.to_owned_message();
+        trust::check(&request)?;
+        if self.authority == Authority::Machine {
+            let failed = |e: std::io::Error| fault::fault("trust", e.raw_os_error().unwrap_or(0), e.to_string());
+            blocking(move || trust::apply(&request, Path::new("/")).map_err(failed)).await?;
+        }
+        let mut state = self.state();
+        let mut env = HashMap::clone(&state.env);
+        trust::point(&mut env);
+        state.env = Arc::new(env);
+        Response::ok(pb::TrustResponse::default())
     }
 
     async fn quiesce(

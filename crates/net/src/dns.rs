@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use hickory_proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
+use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use mainbrella_types::egress::reserved;
@@ -13,6 +13,7 @@ use mainbrella_types::{DenyRule, EgressPolicy, HostName};
 use crate::events::{Denied, EgressLog, Verdict};
 use crate::names::{Names, TTL_SECONDS};
 use crate::resolve::Outside;
+use crate::secrets::SeatSecrets;
 
 /// Longest question taken.
 pub const QUESTION_MAX: usize = 1024;
@@ -28,6 +29,7 @@ pub async fn answer(
     names: &Names,
     outside: &dyn Outside,
     log: &EgressLog,
+    secrets: &SeatSecrets,
 ) -> Option<Vec<u8>> {
     let asked = Message::from_vec(question).ok()?;
     if asked.metadata.message_type != MessageType::Query {
@@ -52,6 +54,8 @@ pub async fn answer(
     let name: Option<HostName> = query.name().to_ascii().parse().ok();
     match policy {
         EgressPolicy::Off => refuse(reply, ResponseCode::Refused),
+        // Its connections come to the gateway, whatever the policy.
+        EgressPolicy::Open if name.as_ref().is_some_and(|n| secrets.name(n)) => stand_in(&query, name, names, reply),
         EgressPolicy::Open => match outside.ask(question).await {
             Ok(answer) => filtered(&answer, &asked, reply),
             Err(_) => refuse(reply, ResponseCode::ServFail),
@@ -70,14 +74,19 @@ pub async fn answer(
                 });
                 return refuse(reply, ResponseCode::NXDomain);
             };
-            if query.query_type() == RecordType::A {
-                let address: Ipv4Addr = names.address(&name);
-                reply.add_answer(Record::from_rdata(query.name().clone(), TTL_SECONDS, RData::A(A(address))));
-            }
-            // Of any other kind there is nothing: no IPv6, no mail, no keys. That is an answer, not an error.
-            reply.to_vec().ok()
+            stand_in(&query, Some(name), names, reply)
         }
     }
+}
+
+/// The address that stands for a name. Of any other kind there is nothing: no IPv6, no mail, no keys. That is an answer, not an
+/// error.
+fn stand_in(query: &Query, name: Option<HostName>, names: &Names, mut reply: Message) -> Option<Vec<u8>> {
+    if let Some(name) = name.filter(|_| query.query_type() == RecordType::A) {
+        let address: Ipv4Addr = names.address(&name);
+        reply.add_answer(Record::from_rdata(query.name().clone(), TTL_SECONDS, RData::A(A(address))));
+    }
+    reply.to_vec().ok()
 }
 
 /// The host's answer without addresses that lead inwards.
@@ -125,7 +134,6 @@ mod tests {
     use std::net::SocketAddr;
 
     use futures::future::BoxFuture;
-    use hickory_proto::op::Query;
     use hickory_proto::rr::Name;
     use mainbrella_types::AllowList;
     use proptest::prelude::*;
@@ -168,7 +176,7 @@ mod tests {
 
     async fn ask(policy: &EgressPolicy, outside: &Says, q: &[u8]) -> (Message, EgressLog, Names) {
         let (names, log) = (Names::default(), EgressLog::default());
-        let a = answer(q, policy, &names, outside, &log).await.expect("an answer");
+        let a = answer(q, policy, &names, outside, &log, &SeatSecrets::default()).await.expect("an answer");
         (Message::from_vec(&a).expect("a message"), log, names)
     }
 
@@ -230,7 +238,7 @@ mod tests {
         let says = Says((0..200).map(|n| RData::A(A(Ipv4Addr::new(93, 184, 216, n)))).collect());
         let q = question("many.example.", RecordType::A);
         let (names, log) = (Names::default(), EgressLog::default());
-        let long = answer(&q, &EgressPolicy::Open, &names, &says, &log).await.expect("an answer");
+        let long = answer(&q, &EgressPolicy::Open, &names, &says, &log, &SeatSecrets::default()).await.expect("an answer");
         let short = for_udp(long.clone(), &q);
         assert!(long.len() > UDP_MAX && short.len() <= UDP_PLAIN_MAX);
         assert!(Message::from_vec(&short).expect("a message").metadata.truncation);
@@ -242,7 +250,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
             for policy in [EgressPolicy::Off, EgressPolicy::Open, list(&["*.org"])] {
                 let (names, log) = (Names::default(), EgressLog::default());
-                let _ = runtime.block_on(answer(&bytes, &policy, &names, &Says(Vec::new()), &log));
+                let _ = runtime.block_on(answer(&bytes, &policy, &names, &Says(Vec::new()), &log, &SeatSecrets::default()));
                 let _ = for_udp(bytes.clone(), &bytes);
             }
         }

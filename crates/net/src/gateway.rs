@@ -21,6 +21,7 @@ use crate::names::{BLOCK, Names};
 use crate::namespace::Namespace;
 use crate::resolve::{Outside, Unreached, connect, inward, reach};
 use crate::rules::{GATEWAY_PORT, PROXY_PORT};
+use crate::secrets::{SeatSecrets, relay};
 use crate::sniff::{Sniffed, sniff};
 use crate::{dns, sniff as sniffing};
 
@@ -29,18 +30,39 @@ const CONNECTIONS_MAX: usize = 512;
 /// Lookups of one machine at once; more are dropped, as datagrams are.
 const LOOKUPS_MAX: usize = 64;
 /// How long a connection may take to say whom it is for.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a name server connection may be idle.
 const DNS_IDLE: Duration = Duration::from_secs(10);
+/// What a tunnel begins with.
+const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 /// Longest request head of the proxy.
 const HEAD_MAX: usize = 16 * 1024;
 
 /// What the parts share.
-struct Shared {
+pub(crate) struct Shared {
     policy: EgressPolicy,
     names: Names,
-    outside: Arc<dyn Outside>,
+    pub(crate) outside: Arc<dyn Outside>,
     log: Arc<EgressLog>,
+    pub(crate) secrets: Arc<SeatSecrets>,
+}
+
+impl Shared {
+    /// For tests of parts of the gateway.
+    #[cfg(test)]
+    pub(crate) fn of(outside: Arc<dyn Outside>, secrets: Arc<SeatSecrets>) -> Self {
+        Self { policy: EgressPolicy::Open, names: Names::default(), outside, log: Arc::default(), secrets }
+    }
+
+    /// What was denied.
+    #[cfg(test)]
+    pub(crate) fn log(&self) -> &EgressLog {
+        &self.log
+    }
+
+    async fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
+        dns::answer(question, &self.policy, &self.names, &*self.outside, &self.log, &self.secrets).await
+    }
 }
 
 /// A running gateway. Ends with all its connections when dropped.
@@ -51,11 +73,13 @@ pub struct Gateway {
 struct Sockets {
     dns: std::net::UdpSocket,
     dns_tcp: std::net::TcpListener,
-    gateway: Option<(std::net::TcpListener, std::net::TcpListener)>,
+    gateway: std::net::TcpListener,
+    proxy: Option<std::net::TcpListener>,
 }
 
 impl Gateway {
-    /// Listens inside `seat`: for lookups, and under an allow-list for connections.
+    /// Listens inside `seat`: for lookups, and for connections: under an allow-list for all of them and for those of a proxy,
+    /// under `open` for those to hosts that have a secret.
     ///
     /// # Errors
     /// When the sockets cannot be made.
@@ -64,6 +88,7 @@ impl Gateway {
         policy: EgressPolicy,
         outside: Arc<dyn Outside>,
         log: Arc<EgressLog>,
+        secrets: Arc<SeatSecrets>,
     ) -> Result<Self, NetError> {
         let listed = matches!(policy, EgressPolicy::AllowList(_));
         let sockets = seat.run(|| {
@@ -76,19 +101,19 @@ impl Gateway {
             let made = || {
                 let dns = std::net::UdpSocket::bind(at(53))?;
                 dns.set_nonblocking(true)?;
-                let gateway = if listed { Some((tcp(at(GATEWAY_PORT))?, tcp(at(PROXY_PORT))?)) } else { None };
-                Ok::<_, io::Error>(Sockets { dns, dns_tcp: tcp(at(53))?, gateway })
+                let proxy = if listed { Some(tcp(at(PROXY_PORT))?) } else { None };
+                Ok::<_, io::Error>(Sockets { dns, dns_tcp: tcp(at(53))?, gateway: tcp(at(GATEWAY_PORT))?, proxy })
             };
             made().map_err(io_error("listening in a network seat"))
         })?;
-        let shared = Arc::new(Shared { policy, names: Names::default(), outside, log });
+        let shared = Arc::new(Shared { policy, names: Names::default(), outside, log, secrets });
         let io = io_error;
         let mut tasks = vec![
             spawn(lookups(UdpSocket::from_std(sockets.dns).map_err(io("a socket"))?, shared.clone())),
             spawn(serve(listener(sockets.dns_tcp)?, shared.clone(), long_lookups)),
+            spawn(serve(listener(sockets.gateway)?, shared.clone(), transparent)),
         ];
-        if let Some((gateway, proxy)) = sockets.gateway {
-            tasks.push(spawn(serve(listener(gateway)?, shared.clone(), transparent)));
+        if let Some(proxy) = sockets.proxy {
             tasks.push(spawn(serve(listener(proxy)?, shared, proxied)));
         }
         Ok(Self { tasks })
@@ -127,7 +152,7 @@ async fn lookups(socket: UdpSocket, shared: Arc<Shared>) {
         let Ok(place) = places.clone().try_acquire_owned() else { continue };
         let (question, socket, shared) = (buffer[..n].to_vec(), socket.clone(), shared.clone());
         running.spawn(async move {
-            let answer = dns::answer(&question, &shared.policy, &shared.names, &*shared.outside, &shared.log).await;
+            let answer = shared.answer(&question).await;
             if let Some(answer) = answer {
                 // A datagram may be lost; the machine asks again.
                 let _ = socket.send_to(&dns::for_udp(answer, &question), from).await;
@@ -166,7 +191,7 @@ async fn long_lookups(mut stream: TcpStream, shared: Arc<Shared>) {
             let length = timeout(DNS_IDLE, stream.read_u16()).await??;
             let mut question = vec![0u8; usize::from(length)];
             timeout(DNS_IDLE, stream.read_exact(&mut question)).await??;
-            let answer = dns::answer(&question, &shared.policy, &shared.names, &*shared.outside, &shared.log).await;
+            let answer = shared.answer(&question).await;
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
             stream.write_u16(u16::try_from(answer.len()).map_err(io::Error::other)?).await?;
             stream.write_all(&answer).await?;
@@ -196,6 +221,11 @@ async fn transparent(mut inside: TcpStream, shared: Arc<Shared>) {
     let way = judge(&mut inside, &mut first, address, port, &shared).await;
     let outside = match way {
         Way::Nowhere => None,
+        Way::Name(name, port) if shared.secrets.cover(&name, port) => {
+            return relay(inside, first, name, port, shared).await;
+        }
+        // What is open goes another way than by us.
+        _ if shared.policy == EgressPolicy::Open => None,
         Way::Address(to) => connect(&*shared.outside, to).await.ok(),
         Way::Name(name, port) => reached(&name, port, &shared).await,
     };
@@ -311,12 +341,12 @@ fn passes(
     decision.lets_pass()
 }
 
-fn deny(shared: &Shared, name: Option<&HostName>, address: Option<IpAddr>, port: u16, rule: DenyRule, reason: &str) {
+pub(crate) fn deny(shared: &Shared, name: Option<&HostName>, address: Option<IpAddr>, port: u16, rule: DenyRule, reason: &str) {
     let name = name.map(HostName::as_str);
     shared.log.record(Denied { verdict: Verdict::Denied, name, address, port, rule, reason });
 }
 
-async fn reached(name: &HostName, port: u16, shared: &Shared) -> Option<TcpStream> {
+pub(crate) async fn reached(name: &HostName, port: u16, shared: &Shared) -> Option<TcpStream> {
     match reach(&*shared.outside, name, port).await {
         Ok(stream) => Some(stream),
         Err(Unreached::Reserved { address, kind, .. }) => {
@@ -351,6 +381,16 @@ async fn proxied(mut inside: TcpStream, shared: Arc<Shared>) {
         return;
     };
     let policy = &shared.policy;
+    if request.tunnel
+        && let Ok(name) = &request.host
+        && shared.secrets.cover(name, request.port)
+        && passes(policy, &Target::Name(name), request.port, Some(name), None, &shared)
+    {
+        if inside.write_all(ESTABLISHED).await.is_ok() {
+            relay(inside, rest, name.clone(), request.port, shared.clone()).await;
+        }
+        return;
+    }
     let outside = match &request.host {
         Ok(name) if passes(policy, &Target::Name(name), request.port, Some(name), None, &shared) => {
             reached(name, request.port, &shared).await.ok_or(Answer::Gateway)
@@ -362,7 +402,7 @@ async fn proxied(mut inside: TcpStream, shared: Arc<Shared>) {
     };
     match outside {
         Ok(outside) => {
-            if request.tunnel && inside.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.is_err() {
+            if request.tunnel && inside.write_all(ESTABLISHED).await.is_err() {
                 return;
             }
             let first = [request.forward, rest].concat();

@@ -11,6 +11,8 @@
 //! - `allow-list`: no second link. The machine's name server ([`dns`]) gives every allowed name an address that means
 //!   only that name, and the gateway ([`gateway`]) takes every connection, checks it, resolves and connects itself.
 //!
+//! Under both, hosts for which the machine has a secret are reached through the gateway, which adds it ([`secrets`]).
+//!
 //! What is denied is told: the gateway and the name server say so themselves, the rules through the kernel ([`nflog`]),
 //! and all of it ends in the machine's [`EgressLog`].
 
@@ -27,6 +29,7 @@ mod nft;
 pub mod resolve;
 pub mod rules;
 mod seat;
+pub mod secrets;
 pub mod sniff;
 pub mod tap;
 mod told;
@@ -36,4 +39,5 @@ pub use error::NetError;
 pub use events::{Denied, EgressEvent, EgressLog, EgressPage, Verdict};
 pub use explain::{Explanation, Outcome, explain};
 pub use seat::{Seat, SeatOrder, SeatView};
+pub use secrets::{Authority, SeatSecrets, Secret};
 pub use uplink::{Uplink, UplinkConfig};

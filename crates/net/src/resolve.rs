@@ -2,11 +2,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainbrella_types::HostName;
 use mainbrella_types::egress::reserved;
+use rustls::RootCertStore;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::timeout;
 
@@ -27,6 +29,10 @@ pub trait Outside: Send + Sync + 'static {
     fn connect(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<TcpStream>>;
     /// Asks the host's name server a question in its own form, and returns its answer in the same form.
     fn ask<'a>(&'a self, question: &'a [u8]) -> BoxFuture<'a, io::Result<Vec<u8>>>;
+    /// Authorities that hosts outside are believed by. Without any, no connection gets a credential.
+    fn roots(&self) -> BoxFuture<'_, io::Result<Arc<RootCertStore>>> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
 }
 
 /// Why a host could not be reached.
@@ -98,6 +104,20 @@ fn timed_out() -> io::Error {
 pub struct Host {
     /// Name servers for questions that are passed on as they are. Empty: those of `/etc/resolv.conf`.
     pub servers: Vec<SocketAddr>,
+    /// The host's own authorities, once they have been read.
+    roots: tokio::sync::OnceCell<Arc<RootCertStore>>,
+}
+
+/// Reads the authorities the host believes in: where OpenSSL has them, or `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+fn native_roots() -> io::Result<Arc<RootCertStore>> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (known, _) = roots.add_parsable_certificates(found.certs);
+    match (known, found.errors.into_iter().next()) {
+        (0, Some(e)) => Err(io::Error::other(e)),
+        (0, None) => Err(io::Error::other("this host has no certificate authorities: install ca-certificates")),
+        _ => Ok(Arc::new(roots)),
+    }
 }
 
 impl Host {
@@ -126,6 +146,11 @@ impl Outside for Host {
 
     fn connect(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<TcpStream>> {
         Box::pin(TcpStream::connect(to))
+    }
+
+    fn roots(&self) -> BoxFuture<'_, io::Result<Arc<RootCertStore>>> {
+        let read = || async { tokio::task::spawn_blocking(native_roots).await.map_err(io::Error::other)? };
+        Box::pin(async move { self.roots.get_or_try_init(read).await.cloned() })
     }
 
     fn ask<'a>(&'a self, question: &'a [u8]) -> BoxFuture<'a, io::Result<Vec<u8>>> {

@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use mainbrella_types::egress::{GATEWAY_ADDRESS, GUEST_ADDRESS, RESERVED};
 
+use crate::names::BLOCK;
 use crate::tap;
 
 /// Name of the link that leads out of a seat under `open`.
@@ -38,13 +39,13 @@ fn mac(m: [u8; 6]) -> String {
 /// The rules of a seat.
 ///
 /// What the machine sends is dropped unless it carries the machine's own addresses. Towards the seat itself it reaches name
-/// server, gateway and proxy, and nothing else. A connection that does not lead out by way of [`OUT`] is turned to the
-/// gateway, which is there only under `allow-list`. The VMM, should the guest have taken it over, can send nothing. What
+/// server, gateway and proxy, and nothing else. A connection that does not lead out by way of [`OUT`], or is for an address
+/// that stands for a name, is turned to the gateway, which is there unless the policy is `off`. The VMM, should the guest have taken it over, can send nothing. What
 /// begins and has no way is told to whoever listens to [`LOG_GROUP`], a bounded number of times a second.
 #[must_use]
 pub fn seat() -> String {
     let (tap, guest_mac) = (tap::NAME, mac(tap::GUEST_MAC));
-    let reserved = reserved_v4();
+    let (reserved, names) = (reserved_v4(), BLOCK);
     format!(
         r#"table netdev link {{
   chain spoof {{
@@ -69,6 +70,7 @@ table inet seat {{
   chain turn {{
     type nat hook prerouting priority dstnat; policy accept;
     iifname "{tap}" ip daddr {GATEWAY_ADDRESS} tcp dport {{ 53, {PROXY_PORT} }} accept
+    iifname "{tap}" meta l4proto tcp ip daddr {names} redirect to :{GATEWAY_PORT}
     iifname "{tap}" meta l4proto tcp fib daddr oifname != "{OUT}" redirect to :{GATEWAY_PORT}
   }}
   chain translate {{

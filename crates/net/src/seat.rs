@@ -13,6 +13,7 @@ use crate::explain::{Explanation, explain};
 use crate::gateway::Gateway;
 use crate::namespace::Namespace;
 use crate::resolve::Outside;
+use crate::secrets::SeatSecrets;
 use crate::told::{self, Told};
 use crate::uplink::Uplink;
 use crate::{link, nft, rules, tap};
@@ -30,6 +31,8 @@ pub struct SeatOrder {
     pub outside: Arc<dyn Outside>,
     /// Where denials go.
     pub log: Arc<EgressLog>,
+    /// What the gateway adds to requests.
+    pub secrets: Arc<SeatSecrets>,
 }
 
 /// An attached seat. Dropping it ends its listeners; links and rules end with the namespace.
@@ -182,8 +185,9 @@ impl Seat {
         let open = *policy == EgressPolicy::Open;
         self.aside(move |order| way_out(order, open)).await?;
         if *policy != EgressPolicy::Off {
-            let (outside, log) = (self.order.outside.clone(), self.order.log.clone());
-            self.gateway = Some(Gateway::start(&self.order.namespace, policy.clone(), outside, log)?);
+            let order = self.order.clone();
+            let (outside, log, secrets) = (order.outside, order.log, order.secrets);
+            self.gateway = Some(Gateway::start(&order.namespace, policy.clone(), outside, log, secrets)?);
         }
         Ok(())
     }

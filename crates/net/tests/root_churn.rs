@@ -51,6 +51,7 @@ async fn cycle(n: u32, uplink: &Arc<Uplink>) {
         uplink: Some(uplink.clone()),
         outside: Arc::new(Host::default()),
         log: Arc::default(),
+        secrets: Arc::default(),
     };
     let mut seat = Seat::attach(order, policy).await.expect("attached");
     if n.is_multiple_of(2) && n % 3 < 2 {

@@ -12,6 +12,7 @@ use crate::error::sentence;
 pub struct Traits {
     isolation: &'static str,
     memory_snapshot: bool,
+    pause_resume: bool,
     fork: bool,
     previews: bool,
 }
@@ -23,6 +24,7 @@ impl Traits {
         Self {
             isolation: report.isolation.as_str(),
             memory_snapshot: report.memory_snapshot && verbs::SNAPSHOTS,
+            pause_resume: report.memory_snapshot && verbs::PAUSE_RESUME,
             fork: report.fork && verbs::FORK,
             previews,
         }
@@ -32,7 +34,7 @@ impl Traits {
 /// Which powers this version of the API has verbs for. A driver's power without a verb is not offered.
 pub(crate) mod verbs {
     pub(crate) const SNAPSHOTS: bool = false;
-    pub(crate) const PAUSE_RESUME: bool = false;
+    pub(crate) const PAUSE_RESUME: bool = true;
     pub(crate) const FORK: bool = false;
 }
 
@@ -65,7 +67,7 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
             internet: record.spec.egress.leads_out(),
             previews: traits.previews,
             memory_snapshot: traits.memory_snapshot,
-            pause_resume: traits.memory_snapshot && verbs::PAUSE_RESUME,
+            pause_resume: traits.pause_resume,
             fork: traits.fork,
         },
     }

@@ -1,23 +1,25 @@
 //! The engine's journal, kept in the store.
 
 use async_trait::async_trait;
-use mainbrella_engine::{Change, Journal, JournalError};
+use mainbrella_engine::{Change, Journal, JournalError, KeptSecrets};
 use mainbrella_store::{Applied, MachineChange, Store, StoreError};
 use mainbrella_types::{GenerationKey, MachineRecord};
 
-use crate::error::chain;
+use crate::error::{ApiError, chain};
+use crate::vault::Vault;
 
 /// Writes for one host.
 pub struct StoreJournal {
     store: Store,
     host: String,
+    vault: Vault,
 }
 
 impl StoreJournal {
-    /// A journal for the machines of `host`.
+    /// A journal for the machines of `host`, whose secrets `vault` opens.
     #[must_use]
-    pub fn new(store: Store, host: impl Into<String>) -> Self {
-        Self { store, host: host.into() }
+    pub fn new(store: Store, host: impl Into<String>, vault: Vault) -> Self {
+        Self { store, host: host.into(), vault }
     }
 }
 
@@ -53,6 +55,11 @@ impl Journal for StoreJournal {
 
     async fn living(&self) -> Result<Vec<MachineRecord>, JournalError> {
         self.store.living(&self.host).await.map_err(|e| unavailable(&e))
+    }
+
+    async fn secrets(&self, key: &GenerationKey) -> Result<Option<KeptSecrets>, JournalError> {
+        let told = |e: ApiError| JournalError::Unavailable(e.internal.unwrap_or_else(|| e.message.into_owned()));
+        self.vault.kept(&self.store, key).await.map_err(told)
     }
 }
 
@@ -95,9 +102,10 @@ mod tests {
             now: Millis(10),
         };
         let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };
-        let journal = StoreJournal::new(store.clone(), "here");
+        let journal = StoreJournal::new(store.clone(), "here", Vault::new(dir.path()));
         assert_eq!(journal.living().await.expect("read").len(), 1);
-        assert!(StoreJournal::new(store.clone(), "there").living().await.expect("read").is_empty());
+        let elsewhere = StoreJournal::new(store.clone(), "there", Vault::new(dir.path()));
+        assert!(elsewhere.living().await.expect("read").is_empty());
 
         let run = Change { state: Some(MachineState::Running), running_at: Some(Millis(20)), ..Change::default() };
         let running = journal.apply(&record.key, record.revision, run.clone()).await.expect("written");

@@ -26,6 +26,7 @@ mod signed;
 mod sse;
 pub mod start;
 pub mod state;
+pub mod vault;
 mod verbs;
 
 pub use compose::run;

@@ -63,17 +63,21 @@ impl SealKey {
         Self { file, key: Mutex::new(None) }
     }
 
-    /// A seal for `purpose`: one for another purpose is another.
-    pub(crate) fn mac(&self, purpose: &[u8]) -> ApiResult<Hmac<Sha256>> {
+    /// The key itself.
+    pub(crate) fn bytes(&self) -> ApiResult<[u8; KEY_LEN]> {
         let mut known = self.key.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = match *known {
-            Some(key) => key,
+        match *known {
+            Some(key) => Ok(key),
             None => {
                 let failed = |e: io::Error| ApiError::internal(format!("{}: {e}", self.file.display()));
-                *known.insert(load(&self.file).map_err(failed)?)
+                Ok(*known.insert(load(&self.file).map_err(failed)?))
             }
-        };
-        let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|e| ApiError::internal(e.to_string()))?;
+        }
+    }
+
+    /// A seal for `purpose`: one for another purpose is another.
+    pub(crate) fn mac(&self, purpose: &[u8]) -> ApiResult<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes()?).map_err(|e| ApiError::internal(e.to_string()))?;
         mac.update(purpose);
         Ok(mac)
     }

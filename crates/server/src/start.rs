@@ -19,6 +19,7 @@ use crate::journal::StoreJournal;
 use crate::lock::{DataDirLock, LockError};
 use crate::serve::{Ending, serve};
 use crate::state::AppState;
+use crate::vault::Vault;
 use crate::{reconcile, verbs};
 
 /// Why the service did not start. Each says in one sentence what to do.
@@ -157,7 +158,7 @@ pub async fn run_with(
     ending: Ending,
 ) -> Result<(), StartError> {
     let Ground { _lock, listener, previews, store, admin_key } = ground;
-    let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
+    let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone(), Vault::new(&config.data_dir)));
     let limits = EngineConfig {
         machines_max: config.max_machines as usize,
         jobs_dir: Some(config.data_dir.join("jobs")),

@@ -19,6 +19,7 @@ use crate::directory::Directory;
 use crate::layers::HostRule;
 use crate::previews::Previews;
 use crate::signed::UrlSigner;
+use crate::vault::Vault;
 
 /// The parts of a running service. Clones share them.
 #[derive(Clone)]
@@ -46,6 +47,8 @@ pub struct Parts {
     pub templates: SeenTemplates,
     /// Makes and checks signed URLs.
     pub signer: UrlSigner,
+    /// Seals the secrets of machines.
+    pub vault: Vault,
     /// Which tokens lead to which ports.
     pub previews: Previews,
     /// Cancelled when the service begins to end: what would go on for ever ends then.
@@ -85,6 +88,7 @@ impl AppState {
             creations: Arc::new(Semaphore::new(config.max_creating as usize)),
             templates: SeenTemplates::default(),
             signer: UrlSigner::new(&config.data_dir),
+            vault: Vault::new(&config.data_dir),
             previews: Previews::new(&config, engine.clone(), Arc::clone(&clock)),
             closing: CancellationToken::new(),
             config,

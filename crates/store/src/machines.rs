@@ -9,7 +9,7 @@ use mainbrella_types::{
 use crate::backend::{Arg, Row, Tx};
 use crate::error::{Result, StoreError};
 use crate::record::{self, key_arg};
-use crate::{Store, sql};
+use crate::{Store, secrets, sql};
 
 /// The operation under which idempotency keys of create are kept.
 const CREATE: &str = "machine.create";
@@ -265,6 +265,9 @@ impl Store {
             }
         };
         if tx.execute(sql::MACHINE_UPDATE, &record::update_args(&next, revision)).await? == 1 {
+            if next.state.is_final() {
+                secrets::forget(&mut tx, key).await?;
+            }
             tx.commit().await?;
             return Ok(Applied::Updated(next));
         }

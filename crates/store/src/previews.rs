@@ -74,7 +74,7 @@ impl Store {
         let now = Arg::Int(new.created_at.0);
         let mut tx = self.db.begin().await?;
         // The row of the machine is held from here on: previews of one generation are made one after the other.
-        if tx.execute(sql::PREVIEW_HOLD_MACHINE, std::slice::from_ref(&machine)).await? == 0 {
+        if tx.execute(sql::MACHINE_HOLD_RUNNING, std::slice::from_ref(&machine)).await? == 0 {
             tx.rollback().await?;
             return Ok(BeginPreview::NotRunning);
         }

@@ -12,6 +12,7 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0001_ground.sql"),
     include_str!("../migrations/0010_previews.sql"),
     include_str!("../migrations/0020_egress.sql"),
+    include_str!("../migrations/0030_secrets.sql"),
 ];
 
 /// The newest version this binary knows.
@@ -102,7 +103,7 @@ mod tests {
         // As version 2 left it.
         sql(
             &store,
-            "ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
+            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;

@@ -105,7 +105,7 @@ statements! {
                       WHERE project = $1 AND name = $2 AND value = $3 LIMIT $4) AS probe";
 
     /// Holds the row of a running machine until the end of the transaction.
-    PREVIEW_HOLD_MACHINE = "UPDATE machines SET revision = revision WHERE key = $1 AND state = 'running'";
+    MACHINE_HOLD_RUNNING = "UPDATE machines SET revision = revision WHERE key = $1 AND state = 'running'";
     PREVIEW_FORGET = "DELETE FROM previews WHERE machine_key = $1 AND expires_at <= $2";
     PREVIEW_BY_KEY = concat!("SELECT ", preview_columns!(), ", p.body_hash FROM previews p \
                               WHERE p.machine_key = $1 AND p.idempotency_key = $2");
@@ -120,6 +120,21 @@ statements! {
     PREVIEW_REVOKE = "UPDATE previews SET revoked_at = $3 WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL";
     PREVIEW_RENEW = "UPDATE previews SET expires_at = CASE WHEN expires_at > $3 THEN expires_at ELSE $3 END \
                      WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL AND expires_at > $4";
+
+    SECRET_COUNT_OTHERS = "SELECT COUNT(*) FROM machine_secrets WHERE machine_key = $1 AND name <> $2";
+    SECRET_PUT = "INSERT INTO machine_secrets (machine_key, name, host, port, header, username, sealed, created_at) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (machine_key, name) DO UPDATE SET \
+                  host = excluded.host, port = excluded.port, header = excluded.header, username = excluded.username, \
+                  sealed = excluded.sealed, created_at = excluded.created_at";
+    SECRET_LIST = "SELECT s.name, s.host, s.port, s.header, s.username, s.sealed, s.created_at FROM machine_secrets s \
+                   WHERE s.machine_key = $1 ORDER BY s.name";
+    SECRET_REMOVE = "DELETE FROM machine_secrets WHERE machine_key = $1 AND name = $2";
+    SECRETS_FORGET = "DELETE FROM machine_secrets WHERE machine_key = $1";
+    AUTHORITY_KEEP = "INSERT INTO machine_authorities (machine_key, sealed) VALUES ($1, $2) \
+                      ON CONFLICT (machine_key) DO NOTHING";
+    AUTHORITY_GET = "SELECT sealed FROM machine_authorities WHERE machine_key = $1";
+    AUTHORITY_FORGET_UNUSED = "DELETE FROM machine_authorities WHERE machine_key = $1 AND NOT EXISTS \
+                               (SELECT 1 FROM machine_secrets s WHERE s.machine_key = $1)";
 
     SWEEP_IDEMPOTENCY = "DELETE FROM idempotency WHERE (project, operation, key) IN \
                          (SELECT project, operation, key FROM idempotency WHERE expires_at <= $1 LIMIT $2)";

@@ -51,11 +51,11 @@ codes! {
     /// The key may not do this.
     Forbidden = "forbidden", 403, Never, "Use a key whose role allows this call.";
     /// No such route or object.
-    NotFound = "not_found", 404, Never, "Check the id; finished machines are listed for seven days.";
+    NotFound = "not_found", 404, Never, "Check the ids in the path: a list shows what there is; finished machines stay listed for seven days.";
     /// The slot holds another generation than the one named.
     GenerationMismatch = "generation_mismatch", 409, Never, "The named generation is not the one in this slot any more; inspect the slot and decide whether the newer machine is meant.";
     /// The machine is not in a state that allows the call.
-    MachineNotRunning = "machine_not_running", 409, Never, "Inspect the machine; its state and reason say what happened. Create another one if it has ended.";
+    MachineNotRunning = "machine_not_running", 409, Never, "Inspect the machine; its state and reason say what happened. If it is paused, resume it; if it has ended, create another one.";
     /// The slot is taken by a living machine.
     SlotInUse = "slot_in_use", 409, Never, "Stop the machine in this slot first, or create without a slot name.";
     /// The machine has no network, for ever.
@@ -92,6 +92,8 @@ codes! {
     PreviewEnded = "preview_ended", 410, Never, "Create another preview, with another Idempotency-Key if there is one.";
     /// A preview was made whose URL cannot be told.
     PreviewReconciliationRequired = "preview_reconciliation_required", 409, Never, "Revoke the preview named by `previewId`, then create another one.";
+    /// The machine has as many secrets as it may.
+    SecretLimit = "secret_limit", 409, Never, "Remove a secret that is not needed first.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

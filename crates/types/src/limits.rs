@@ -145,6 +145,14 @@ pub const KEY_NAME_MAX: usize = 64;
 pub const EGRESS_RULES_MAX: usize = 256;
 /// Denied connections kept of one machine, the latest; older ones are only counted.
 pub const EGRESS_EVENTS_KEPT: usize = 512;
+/// Secrets of one machine.
+pub const SECRETS_MAX: usize = 16;
+/// Longest name of a secret, bytes.
+pub const SECRET_NAME_MAX: usize = 64;
+/// Longest user name of HTTP basic credentials, bytes.
+pub const SECRET_USERNAME_MAX: usize = 256;
+/// Longest value of a secret, bytes.
+pub const SECRET_VALUE_MAX: usize = 8192;
 /// Longest host name, bytes.
 pub const HOST_NAME_MAX: usize = 253;
 

@@ -1,9 +1,13 @@
-"""Looks at two previews in one real browser: ``python3 browser.py URL_ONE URL_TWO``. Prints what the pages told, as JSON.
+"""Debian's Chromium, driven through its chromedriver with nothing but the standard library.
 
-Drives Debian's Chromium through its chromedriver, with nothing but the standard library.
+Pages tell what they see as JSON in their title.
+``python3 browser.py URL_ONE URL_TWO`` looks at two previews in one browser, and prints what they told.
+``python3 browser.py --follow URL`` prints what a page tells now, and again each time it tells something else, until its standard input ends.
 """
 
+import contextlib
 import json
+import select
 import shutil
 import socket
 import subprocess
@@ -16,8 +20,9 @@ import urllib.request
 PATIENCE = 120
 
 
-def main():
-    one, two = sys.argv[1:]
+@contextlib.contextmanager
+def browser():
+    """Gives a function that asks the session of a new browser."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -46,24 +51,11 @@ def main():
         options = {"binary": shutil.which("chromium"), "args": flags}
         made = ask("POST", "/session", {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}})
         session = f"/session/{made['sessionId']}"
-
-        def look(url):
-            ask("POST", session + "/url", {"url": url})
-            end = time.monotonic() + PATIENCE
-            while time.monotonic() < end:
-                title = ask("GET", session + "/title")
-                if title.startswith("{"):
-                    return json.loads(title)
-                time.sleep(0.1)
-            raise TimeoutError(f"the page did not finish; its title is {title!r}")
-
-        print(json.dumps({"one": look(one), "two": look(two), "one again": look(one)}))
+        yield lambda method, path, body=None: ask(method, session + path, body)
     finally:
         if session:
-            try:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 ask("DELETE", session)
-            except (urllib.error.URLError, ConnectionError):
-                pass
         driver.terminate()
         try:
             driver.wait(20)
@@ -71,6 +63,42 @@ def main():
             driver.kill()
             driver.wait()
         shutil.rmtree(profile, ignore_errors=True)
+
+
+def told(ask):
+    """What the page tells; none before it tells anything."""
+    title = ask("GET", "/title")
+    return json.loads(title) if title.startswith("{") else None
+
+
+def look(ask, url):
+    """Opens a page and waits for what it tells."""
+    ask("POST", "/url", {"url": url})
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if (found := told(ask)) is not None:
+            return found
+        time.sleep(0.1)
+    raise TimeoutError(f"the page did not finish; its title is {ask('GET', '/title')!r}")
+
+
+def follow(ask, url):
+    last = look(ask, url)
+    print(json.dumps(last), flush=True)
+    while not (select.select([sys.stdin], [], [], 0.1)[0] and not sys.stdin.read(1)):
+        now = told(ask)
+        if now not in (None, last):
+            last = now
+            print(json.dumps(last), flush=True)
+
+
+def main():
+    with browser() as ask:
+        if sys.argv[1] == "--follow":
+            follow(ask, sys.argv[2])
+        else:
+            one, two = sys.argv[1:]
+            print(json.dumps({"one": look(ask, one), "two": look(ask, two), "one again": look(ask, one)}))
 
 
 main()

@@ -1,6 +1,6 @@
 //! Networks of real machines. The world they may or may not reach is a namespace of the test's own.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
@@ -14,8 +14,8 @@ use mainbrella_types::ErrorCode;
 use crate::code;
 
 /// A namespace behind the host with a server on a public and on a private address, and the names of both.
-struct World {
-    _namespace: Namespace,
+pub(crate) struct World {
+    pub(crate) namespace: Namespace,
     link: String,
     hosts: tempfile::NamedTempFile,
     /// The host has these addresses once: one such world at a time, whoever's test it is.
@@ -28,13 +28,13 @@ const PRIVATE: &str = "10.254.252.9";
 /// The host's own address on the way there.
 const HERE: &str = "203.0.113.40";
 
-fn sh(text: &str) {
+pub(crate) fn sh(text: &str) {
     let out = Command::new("sh").args(["-ec", text]).output().expect("sh");
     assert!(out.status.success(), "{text}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let lock = std::env::temp_dir().join("mainbrella-test-world.lock");
         let alone = std::fs::File::create(lock).expect("a lock file");
         rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).expect("the lock");
@@ -56,16 +56,19 @@ impl World {
             .expect("the namespace");
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
+                // What it was sent is read first: closing with some of it unread would be a reset.
+                let mut asked = BufReader::new(&stream).lines().map_while(Result::ok);
+                while asked.next().is_some_and(|line| !line.is_empty()) {}
                 let _ = stream.write_all(b"HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nworld\n");
             }
         });
         let mut hosts = tempfile::NamedTempFile::new().expect("a file");
         write!(hosts, "127.0.0.1 localhost\n{GOOD} good.example\n{OTHER} other.example\n{PRIVATE} inward.example\n")
             .expect("written");
-        Self { _namespace: namespace, link, hosts, _alone: alone }
+        Self { namespace, link, hosts, _alone: alone }
     }
 
-    fn setup(&self) -> Setup {
+    pub(crate) fn setup(&self) -> Setup {
         Setup { hosts: Some(self.hosts.path().to_owned()), ..Setup::default() }
     }
 }
@@ -77,7 +80,7 @@ impl Drop for World {
 }
 
 /// What a fetch in the machine brings.
-async fn fetch(machine: &Machine, url: &str) -> String {
+pub(crate) async fn fetch(machine: &Machine, url: &str) -> String {
     machine.sh(&format!("curl -sS -m 15 {url} 2>/dev/null || echo none")).await.text()
 }
 

@@ -8,7 +8,7 @@ use mainbrella_client::api::{EgressKind, EgressOutcome, EgressPolicy};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{Tone, printable};
-use crate::values::MachineArg;
+use crate::values::{HostPort, MachineArg};
 use crate::verbs::get;
 
 /// Largest policy file.
@@ -135,32 +135,6 @@ fn read(file: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// A host, and perhaps a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct HostPort {
-    host: String,
-    port: u16,
-}
-
-impl std::str::FromStr for HostPort {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || "write HOST or HOST:PORT, an IPv6 address as [ADDRESS] or [ADDRESS]:PORT".to_owned();
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => {
-                let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
-                let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(bad)?) };
-                (host, port)
-            }
-            None if text.matches(':').count() > 1 => (text, None),
-            None => text.split_once(':').map_or((text, None), |(h, p)| (h, Some(p))),
-        };
-        let port = port.map_or(Ok(443), str::parse::<u16>).ok().filter(|p| *p > 0).ok_or_else(bad)?;
-        if host.is_empty() { Err(bad()) } else { Ok(Self { host: host.to_owned(), port }) }
-    }
-}
-
 /// Shows, changes, explains.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     match args.verb {
@@ -265,20 +239,6 @@ async fn log(context: &Context, machine: &MachineArg, after: u64) -> Result<u8, 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hosts_and_ports_are_told_apart() {
-        let at = |text: &str| text.parse::<HostPort>().ok().map(|h| (h.host, h.port));
-        assert_eq!(at("example.org"), Some(("example.org".into(), 443)));
-        assert_eq!(at("example.org:22"), Some(("example.org".into(), 22)));
-        assert_eq!(at("192.0.2.1:80"), Some(("192.0.2.1".into(), 80)));
-        assert_eq!(at("[2001:db8::1]:80"), Some(("2001:db8::1".into(), 80)));
-        assert_eq!(at("[2001:db8::1]"), Some(("2001:db8::1".into(), 443)));
-        assert_eq!(at("2001:db8::1"), Some(("2001:db8::1".into(), 443)));
-        for bad in ["", ":80", "a:0", "a:99999", "a:b", "[::1", "[::1]80"] {
-            assert_eq!(at(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn what_show_prints_is_what_set_reads() {

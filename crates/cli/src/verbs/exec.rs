@@ -62,6 +62,9 @@ pub struct Args {
     /// Do not touch standard input: for loops that read their own
     #[arg(long, conflicts_with = "stdin")]
     no_stdin: bool,
+    /// Leave it running as a job and print its id; see `mainbrella logs` and `mainbrella jobs`
+    #[arg(long, short, conflicts_with_all = ["stdin", "output_limit"])]
+    detach: bool,
     /// With --json: bytes kept of each of stdout and stderr, half from the start and half from the end
     #[arg(long, default_value_t = limits::OUTPUT_LIMIT_MAX, value_name = "BYTES",
         value_parser = clap::value_parser!(u64).range(1..=limits::OUTPUT_LIMIT_MAX))]
@@ -82,8 +85,8 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
 async fn run_here(context: &Context, args: Args) -> Result<u8, Failure> {
     let client = context.client()?;
     let mut signals = Signals::listen()?;
-    let source = if args.no_stdin { None } else { Source::choose(args.stdin) };
-    let limit = args.output_limit;
+    let source = if args.no_stdin || args.detach { None } else { Source::choose(args.stdin) };
+    let (limit, detach) = (args.output_limit, args.detach);
     let body = StartJob {
         command: args.shell.map_or(CommandLine::Argv(args.argv), CommandLine::Text),
         cwd: args.cwd,
@@ -108,6 +111,14 @@ async fn run_here(context: &Context, args: Args) -> Result<u8, Failure> {
             }
         },
     };
+    if detach && early.is_none() {
+        if context.output.json {
+            context.output.json(&job)?;
+        } else {
+            context.output.line(&job.id)?;
+        }
+        return Ok(0);
+    }
     let session = Session { context, client: client.clone(), machine, job, interrupted: Cell::new(None) };
     session.hold(source, signals, early, limit).await
 }

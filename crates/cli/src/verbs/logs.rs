@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use mainbrella_client::api::{JobEvent, JobEventKind, StreamName};
+use mainbrella_client::api::{ExitCause, JobEvent, JobEventKind, StreamName};
 use mainbrella_client::{Client, MachineRef};
 
 use crate::context::Context;
@@ -44,6 +44,9 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         let mut stream = client.follow_job(&machine, &job, args.cursor);
         while let Some(event) = stream.next().await? {
             show(output, &event)?;
+            if let JobEventKind::Exit { cause, code, signal, .. } = event.kind {
+                output.note(&format!("mainbrella: {}", ending(cause, code, signal)));
+            }
         }
         return Ok(0);
     }
@@ -57,6 +60,18 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
             return Ok(0);
         }
         cursor = page.next_cursor;
+    }
+}
+
+/// How a job ended, in words.
+fn ending(cause: ExitCause, code: Option<i32>, signal: Option<i32>) -> String {
+    match (cause, code, signal) {
+        (ExitCause::Exited, Some(code), _) => format!("the job ended with exit code {code}"),
+        (ExitCause::Signalled, _, Some(signal)) => format!("the job was ended by signal {signal}"),
+        (ExitCause::TimedOut, ..) => "the job ran into its time-out".to_owned(),
+        (ExitCause::Cancelled, ..) => "the job was cancelled".to_owned(),
+        (ExitCause::MachineStopped, ..) => "the job ended with its machine, which was stopped".to_owned(),
+        (other, ..) => format!("the job ended: {}", other.as_str()),
     }
 }
 

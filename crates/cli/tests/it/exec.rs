@@ -132,6 +132,23 @@ impl Gate {
 }
 
 #[test]
+fn a_detached_command_goes_on_as_a_job_and_its_log_says_how_it_ended() {
+    let service = telling(&[
+        event(1, "started", value!({"pid": 7})),
+        output(2, "stdout", 0, b"said\n"),
+        exit(3, "exited", Some(3), None),
+    ]);
+    let id = job("running")["id"].as_str().expect("an id").to_owned();
+    let out = command(&service, &["exec", AT, "--detach", "-c", "x"]).output().expect("it runs");
+    assert_eq!((out.status.code(), out.stdout), (Some(0), format!("{id}\n").into_bytes()));
+    assert_eq!(service.requests().iter().map(what).collect::<Vec<_>>(), ["start"], "it is neither followed nor let go of");
+    assert_eq!(service.requests()[0].json()["stdin"], false);
+    let out = command(&service, &["logs", "-f", AT, &id]).output().expect("it runs");
+    assert_eq!((out.status.code(), &out.stdout[..]), (Some(0), &b"said\n"[..]));
+    assert_eq!(out.stderr, b"mainbrella: the job ended with exit code 3\n");
+}
+
+#[test]
 fn bytes_and_codes_pass_through_each_on_its_own_descriptor() {
     let bytes: Vec<u8> = (0..=255).collect();
     let service = telling(&[

@@ -28,6 +28,8 @@ fn help_of_every_verb() {
         "preview renew",
         "preview revoke",
         "extend",
+        "pause",
+        "resume",
         "stop",
         "template",
         "template build",

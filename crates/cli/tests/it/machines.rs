@@ -2,7 +2,7 @@
 
 use serde_json::json as value;
 
-use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, snapshot, told};
+use crate::support::{KEY, Reply, Service, error, json, machine, mainbrella, run, run_with, snapshot, told};
 
 #[test]
 fn create_prints_the_name_and_sends_what_was_asked() {
@@ -319,6 +319,67 @@ fn egress_is_shown_changed_explained_and_its_log_followed() {
     let service = Service::start([json(200, machine("m-1", 90)), first, second]);
     snapshot("egress log", run(&service, &["egress", "log", "m-1"]));
     assert!(service.requests()[2].line.contains("&cursor=1&"), "{}", service.requests()[2].line);
+}
+
+#[test]
+fn a_secret_is_set_from_where_nobody_reads_it_listed_and_removed() {
+    let named = "m-1@2026-10-08T12:00:00.000Z";
+    let secret = value!({ "name": "github", "host": "api.github.com", "port": 443, "header": "authorization",
+        "username": null, "createdAt": "2026-10-08T12:00:01.000Z", "addedLater": 1 });
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("token");
+    std::fs::write(&file, "Bearer s3cr3t\n").expect("written");
+    let from_file = file.to_str().expect("UTF-8");
+    let words = ["secret", "set", named, "github", "--host", "api.github.com", "--header", "Authorization"];
+    let sources: [(&[&str], &str); 3] =
+        [(&["--value-file", from_file], ""), (&["--value-file", "-"], "Bearer s3cr3t\r\n"), (&[], "Bearer s3cr3t")];
+    for (more, input) in sources {
+        let service = Service::start([json(200, secret.clone())]);
+        let said = run_with(&service, &[&words[..], more].concat(), input.as_bytes());
+        assert_eq!(said, "code: 0\n--- stdout\ngithub set for api.github.com:443\n--- stderr\n", "{more:?}");
+        let [request] = service.requests().try_into().expect("one request");
+        let line = "PUT /v1/machines/m-1/secrets/github?createdAt=2026-10-08T12%3A00%3A00.000Z";
+        let body =
+            value!({ "host": "api.github.com", "port": 443, "header": "Authorization", "value": "Bearer s3cr3t" });
+        assert_eq!((request.line.as_str(), request.json()), (line, body));
+    }
+
+    let basic = ["secret", "set", named, "git", "--host", "git.example:8443", "--basic", "me", "--value-env", "TOKEN"];
+    let service = Service::start([json(200, secret.clone())]);
+    let mut command = mainbrella();
+    command.env("MAINBRELLA_API_URL", &service.url).env("MAINBRELLA_API_KEY", KEY).env("TOKEN", "s3cr3t").args(basic);
+    assert!(told(&mut command, b"").starts_with("code: 0\n"));
+    assert_eq!(
+        service.requests()[0].json(),
+        value!({ "host": "git.example", "port": 8443, "username": "me", "value": "s3cr3t" })
+    );
+
+    let service = Service::start([error(409, "secret_limit", "The machine has 16 secrets.")]);
+    let said = run_with(&service, &words, b"Bearer s3cr3t");
+    assert!(said.starts_with("code: 6\n") && !said.contains("s3cr3t"), "{said}");
+
+    // What cannot be read is told before anything is asked of the service.
+    let silent = Service::start([]);
+    for more in [&["--value-file", "/nonexistent/token"][..], &["--value-env", "TOKEN"], &[]] {
+        let said = run(&silent, &[&words[..], more].concat());
+        assert!(!said.starts_with("code: 0") && said.contains("--- stdout\n--- stderr\n"), "{more:?}: {said}");
+    }
+    assert!(silent.requests().is_empty());
+
+    let list = value!({ "secrets": [secret] });
+    let service = Service::start([json(200, list.clone())]);
+    let said = run(&service, &["secret", "list", named]);
+    assert!(said.contains("github") && said.contains("api.github.com:443"), "{said}");
+    assert!(said.contains("header authorization"), "{said}");
+    let service = Service::start([json(200, list)]);
+    assert!(run(&service, &["secret", "list", named, "--json"]).contains("\"username\": null"));
+
+    for (removed, what) in [(true, "github removed"), (false, "there was no secret github")] {
+        let service = Service::start([json(200, value!({ "removed": removed }))]);
+        let said = run(&service, &["secret", "remove", named, "github"]);
+        assert!(said.starts_with("code: 0\n") && said.contains(what), "{said}");
+        assert!(service.requests()[0].line.starts_with("DELETE /v1/machines/m-1/secrets/github?createdAt="));
+    }
 }
 
 #[test]

@@ -43,6 +43,10 @@ pub struct GuestFaults {
     pub hostile_listing: AtomicBool,
     /// Trees break off at their end.
     pub broken_tree: AtomicBool,
+    /// Its clock stands still: no command is ended at its time limit.
+    pub no_time_outs: AtomicBool,
+    /// It believes no authority it is told to.
+    pub no_trust: AtomicBool,
     /// The machine brings no kernel for code contexts.
     pub no_kernel: AtomicBool,
 }
@@ -139,6 +143,17 @@ impl pb::Guest for FakeGuest {
         Response::ok(pb::ConfigureResponse { done: vec!["clock".into()], problems, ..Default::default() })
     }
 
+    async fn trust(
+        &self,
+        _: RequestContext,
+        _: ServiceRequest<'_, pb::TrustRequest>,
+    ) -> ServiceResult<impl Encodable<pb::TrustResponse> + Send + use<>> {
+        if self.faults.no_trust.load(Ordering::SeqCst) {
+            return Err(ConnectError::internal("a fault was asked for"));
+        }
+        Response::ok(pb::TrustResponse::default())
+    }
+
     async fn quiesce(
         &self,
         _: RequestContext,
@@ -180,7 +195,8 @@ impl pb::Guest for FakeGuest {
         if new {
             let mut env = self.lock().env.clone();
             env.extend(request.env);
-            let limit = (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms));
+            let limited = request.timeout_ms > 0 && !self.faults.no_time_outs.load(Ordering::SeqCst);
+            let limit = limited.then(|| Duration::from_millis(request.timeout_ms));
             let (job, end) = (Arc::clone(&job), self.end.clone());
             self.home.spawn(async move {
                 tokio::select! {

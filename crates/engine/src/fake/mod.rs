@@ -12,7 +12,7 @@ mod network;
 mod ports;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{
-    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, TemplateInfo,
+    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, PauseReceipt,
+    TemplateInfo,
 };
 use crate::error::DriverError;
 use crate::machine::Language;
@@ -45,6 +46,10 @@ pub struct HostFaults {
     pub dial: AtomicU32,
     /// Policies that cannot be put in force.
     pub egress: Arc<AtomicU32>,
+    /// Pauses that fail; the machine runs on.
+    pub pause: AtomicU32,
+    /// Returns from a pause that fail; the machine stays paused.
+    pub resume: AtomicU32,
 }
 
 /// Takes one fault from a counter; says whether there was one.
@@ -57,6 +62,14 @@ struct FakeMachine {
     exit: watch::Sender<Option<ExitReport>>,
     link: Mutex<CancellationToken>,
     network: FakeNetwork,
+    /// Nothing of it runs; its guest is as it was.
+    paused: AtomicBool,
+}
+
+impl FakeMachine {
+    fn cut(&self) {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
 }
 
 /// The driver. Clones share their machines and faults.
@@ -72,6 +85,7 @@ pub struct FakeDriver {
     launch_time: Duration,
     templates: Vec<TemplateName>,
     internet: bool,
+    snapshots: bool,
     /// Where machines live: on the runtime that made the driver, so that an engine's own can end without them.
     home: Option<Handle>,
     make_guest: Option<MakeGuest>,
@@ -99,6 +113,7 @@ impl FakeDriver {
             launch_time,
             templates,
             internet: false,
+            snapshots: false,
             home: Handle::try_current().ok(),
             make_guest: None,
         }
@@ -111,10 +126,23 @@ impl FakeDriver {
         self
     }
 
+    /// A driver that can pause machines and bring them back.
+    #[must_use]
+    pub fn with_snapshots(mut self) -> Self {
+        self.snapshots = true;
+        self
+    }
+
     /// The policy in force for a machine. `None`: there is no such machine, or none could be put in force.
     #[must_use]
     pub fn egress(&self, key: &GenerationKey) -> Option<EgressPolicy> {
         self.machines().get(key)?.network.policy()
+    }
+
+    /// What the gateway of a machine would add to requests. `None`: there is no such machine.
+    #[must_use]
+    pub fn secrets(&self, key: &GenerationKey) -> Option<Arc<mainbrella_net::SeatSecrets>> {
+        Some(self.machines().get(key)?.network.secrets())
     }
 
     /// A driver whose machines have other guests than the scripted one.
@@ -164,7 +192,13 @@ impl FakeDriver {
             None => guest_side::service(guest::router(Arc::clone(&self.guest), self.ports.clone(), self.home())),
         };
         let network = FakeNetwork::new(Arc::clone(&self.host.egress));
-        let machine = Arc::new(FakeMachine { service, exit: watch::channel(None).0, link: Mutex::default(), network });
+        let machine = Arc::new(FakeMachine {
+            service,
+            exit: watch::channel(None).0,
+            link: Mutex::default(),
+            network,
+            paused: AtomicBool::new(false),
+        });
         self.machines().insert(key, Arc::clone(&machine));
         machine
     }
@@ -221,7 +255,7 @@ impl Driver for FakeDriver {
             internet: self.internet,
             allow_list: self.internet,
             internet_off: true,
-            memory_snapshot: false,
+            memory_snapshot: self.snapshots,
             fork: false,
         }
     }
@@ -267,6 +301,7 @@ impl Driver for FakeDriver {
         let report = machine.exit.borrow().clone();
         Ok(match report {
             Some(report) => Adoption::Dead(report),
+            None if machine.paused.load(Ordering::SeqCst) => Adoption::Paused,
             None => {
                 // It fails closed.
                 let _ = machine.network.enforce(egress);
@@ -287,6 +322,26 @@ impl Driver for FakeDriver {
             machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         }
         Ok(())
+    }
+
+    async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
+        if strikes(&self.host.pause) {
+            return Err(DriverError::HostFull);
+        }
+        let machine = self.machines().get(key).cloned().ok_or(DriverError::Unsupported("no such machine".into()))?;
+        machine.paused.store(true, Ordering::SeqCst);
+        machine.cut();
+        Ok(PauseReceipt::default())
+    }
+
+    async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
+        if strikes(&self.host.resume) {
+            return Err(DriverError::HostFull);
+        }
+        let machine = self.machines().get(key).cloned().ok_or(DriverError::Unsupported("no such machine".into()))?;
+        machine.network.enforce(egress)?;
+        machine.paused.store(false, Ordering::SeqCst);
+        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
     }
 
     async fn shutdown(&self) {}

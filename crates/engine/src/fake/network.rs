@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use mainbrella_net::resolve::Outside;
-use mainbrella_net::{Explanation, explain};
+use mainbrella_net::{Explanation, SeatSecrets, explain};
 use mainbrella_types::{EgressPolicy, HostName, Target};
 use tokio::net::TcpStream;
 
@@ -24,16 +24,18 @@ const EVERYWHERE: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 34);
 pub(super) struct FakeNetwork {
     /// What is in force; `None`: it could not be put in force.
     policy: Mutex<Option<EgressPolicy>>,
+    secrets: Mutex<Arc<SeatSecrets>>,
     faults: Arc<AtomicU32>,
 }
 
 impl FakeNetwork {
     pub(super) fn new(faults: Arc<AtomicU32>) -> Self {
-        Self { policy: Mutex::default(), faults }
+        Self { policy: Mutex::default(), secrets: Mutex::default(), faults }
     }
 
     /// Puts it under a policy.
     pub(super) fn enforce(&self, order: &EgressOrder) -> Result<(), DriverError> {
+        *self.secrets.lock().unwrap_or_else(PoisonError::into_inner) = order.secrets.clone();
         let fault = strikes(&self.faults);
         let policy = (!fault).then(|| order.policy.clone());
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
@@ -41,6 +43,11 @@ impl FakeNetwork {
             return Err(DriverError::Stage { stage: "network", detail: "a fault was asked for".into() });
         }
         Ok(())
+    }
+
+    /// What would be added to requests.
+    pub(super) fn secrets(&self) -> Arc<SeatSecrets> {
+        self.secrets.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is in force.

@@ -37,7 +37,7 @@ const ACTIVITY_GRAIN_MS: u64 = 10_000;
 /// Longest change of an egress policy.
 const EGRESS_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep between two looks at a lease; the wall clock may be set meanwhile.
-const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
+pub(super) const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// Where an actor begins.
 pub(crate) enum Origin {
@@ -45,6 +45,10 @@ pub(crate) enum Origin {
     Intent,
     /// It was found running after a restart.
     Adopted(Box<dyn Instance>),
+    /// It was found running after a restart, on the way into a pause or out of it: its processes may be frozen.
+    Between(Box<dyn Instance>),
+    /// It was found paused after a restart.
+    Paused,
     /// Its end was decided, but not all of it may be gone.
     Ending(Failure),
 }
@@ -58,24 +62,30 @@ pub(crate) struct World {
     pub(crate) config: EngineConfig,
 }
 
-/// The first thing an actor does.
-enum Begin {
+/// What an actor does next.
+pub(super) enum Begin {
     Make,
     Run(Arc<dyn Instance>),
+    /// It runs; its guest has to be put right.
+    Recall(Arc<dyn Instance>),
+    Rest,
     End(Failure),
+    Leave(Finish),
 }
 
-struct Actor {
-    world: World,
-    shared: Arc<Shared>,
-    record: MachineRecord,
+pub(super) struct Actor {
+    pub(super) world: World,
+    pub(super) shared: Arc<Shared>,
+    pub(super) record: MachineRecord,
     published: watch::Sender<MachineRecord>,
-    inbox: mpsc::Receiver<Message>,
+    pub(super) inbox: mpsc::Receiver<Message>,
+    /// Whether tasks follow its jobs and contexts; of a machine that was found paused none do before it is resumed.
+    pub(super) followed: bool,
     stop_replies: Vec<oneshot::Sender<Result<StopOutcome, EngineError>>>,
 }
 
 /// How an actor's task ended.
-enum Finish {
+pub(super) enum Finish {
     /// The machine is over and nothing is left of it.
     Over,
     /// The service ends; the machine goes on.
@@ -99,26 +109,46 @@ pub(crate) fn spawn(
         // Open at once: an adopted machine is as usable as it was before the restart.
         Origin::Adopted(instance) => {
             let instance: Arc<dyn Instance> = Arc::from(instance);
-            shared.open(Arc::new(Link::new(Arc::clone(&instance), record.key)));
+            let link = Arc::new(Link::new(record.key));
+            link.wake(Arc::clone(&instance));
+            shared.open(link);
             contexts::resume(&shared);
             jobs::resume(&shared);
             Begin::Run(instance)
         }
+        Origin::Between(instance) => {
+            shared.link_or_new(record.key);
+            Begin::Recall(Arc::from(instance))
+        }
+        Origin::Paused => {
+            shared.link_or_new(record.key);
+            Begin::Rest
+        }
     };
-    let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, stop_replies: Vec::new() };
+    let followed = matches!(origin, Begin::Make | Begin::Run(_));
+    let stop_replies = Vec::new();
+    let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, followed, stop_replies };
     let task = tokio::spawn(actor.live(origin));
     (MachineHandle { shared }, task)
 }
 
 impl Actor {
-    async fn live(mut self, begin: Begin) {
-        let finish = match begin {
-            Begin::Make => match self.make().await {
-                Ok(instance) => self.run(instance).await,
-                Err(failure) => self.end(failure).await,
-            },
-            Begin::Run(instance) => self.run(instance).await,
-            Begin::End(failure) => self.end(failure).await,
+    async fn live(mut self, mut begin: Begin) {
+        let finish = loop {
+            begin = match begin {
+                Begin::Make => match self.make().await {
+                    Ok(instance) => Begin::Run(instance),
+                    Err(failure) => Begin::End(failure),
+                },
+                Begin::Run(instance) => self.run(instance).await,
+                Begin::Recall(instance) => match self.recall(Arc::clone(&instance)).await {
+                    Ok(()) => Begin::Run(instance),
+                    Err((failure, _)) => Begin::End(failure),
+                },
+                Begin::Rest => self.stay_paused().await,
+                Begin::End(failure) => break self.end(failure).await,
+                Begin::Leave(finish) => break finish,
+            }
         };
         self.shared.gate.close();
         self.shared.contexts.over.cancel();
@@ -150,14 +180,10 @@ impl Actor {
             }
         };
         let instance: Arc<dyn Instance> = Arc::from(launched);
-        let link = Arc::new(Link::new(Arc::clone(&instance), self.record.key));
-        let identity = Identity {
-            key: self.record.key,
-            hostname: self.record.generation.id.to_string(),
-            env: self.record.spec.env.clone(),
-        };
+        let link = Arc::new(Link::new(self.record.key));
+        let identity = self.identity();
         let introduced = tokio::select! {
-            done = link.introduce(&identity, self.world.config.ready_deadline) => done,
+            done = link.introduce(Arc::clone(&instance), &identity, self.world.config.ready_deadline) => done,
             report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
                 .because(report.to_string())),
         };
@@ -180,6 +206,15 @@ impl Actor {
         }
     }
 
+    /// What its guest is told of itself.
+    pub(super) fn identity(&self) -> Identity {
+        Identity {
+            key: self.record.key,
+            hostname: self.record.generation.id.to_string(),
+            env: self.record.spec.env.clone(),
+        }
+    }
+
     fn create_failed(&self, e: EngineError) -> Failure {
         warn!(machine = %self.record.generation, code = %e.code(), internal = e.internal().unwrap_or(""), "creation failed: {}", e.message());
         let kind = if e.code() == ErrorCode::HostFull { FailureKind::HostFull } else { FailureKind::CreateFailed };
@@ -188,20 +223,17 @@ impl Actor {
         Failure { kind, message: e.message().to_owned() }
     }
 
-    /// Waits for whatever ends the machine, and ends it.
-    async fn run(&mut self, instance: Arc<dyn Instance>) -> Finish {
+    /// Waits for whatever ends the machine or has it paused.
+    async fn run(&mut self, instance: Arc<dyn Instance>) -> Begin {
         loop {
             let pause = self.until_next_look();
             tokio::select! {
                 biased;
-                report = instance.exited() => {
-                    let failure = died(&report);
-                    return self.end(failure).await;
-                }
+                report = instance.exited() => return Begin::End(died(&report)),
                 message = self.inbox.recv() => match message {
                     None | Some(Message::Detach) => {
                         self.save_activity(0).await;
-                        return Finish::Detached;
+                        return Begin::Leave(Finish::Detached);
                     }
                     Some(Message::Extend { ttl_ms, idle_timeout_ms, reply }) => {
                         let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
@@ -209,15 +241,24 @@ impl Actor {
                     Some(Message::SetEgress { policy, reply }) => {
                         let _ = reply.send(self.set_egress(&*instance, policy).await);
                     }
+                    Some(Message::Pause { reply }) => {
+                        let _ = reply.send(self.pause(&instance).await);
+                        if self.record.state == MachineState::Paused {
+                            return Begin::Rest;
+                        }
+                    }
+                    Some(Message::Resume { reply }) => {
+                        let _ = reply.send(Ok(self.record.clone()));
+                    }
                     Some(Message::Stop { reply }) => {
                         if let Some(finish) = self.stop(reply).await {
-                            return finish;
+                            return Begin::Leave(finish);
                         }
                     }
                 },
                 () = tokio::time::sleep(pause) => {
                     if let Some(end) = self.lease_over().await {
-                        return self.end(end).await;
+                        return Begin::End(end);
                     }
                 }
             }
@@ -285,7 +326,7 @@ impl Actor {
         let _ = self.write(Change { last_activity: Some(last), ..Change::default() }).await;
     }
 
-    async fn extend(
+    pub(super) async fn extend(
         &mut self,
         ttl_ms: Option<u64>,
         idle_timeout_ms: Option<u64>,
@@ -310,7 +351,7 @@ impl Actor {
     }
 
     fn egress(&self, policy: EgressPolicy) -> EgressOrder {
-        EgressOrder { policy, log: self.shared.shelf.egress() }
+        self.shared.shelf.egress_order(policy)
     }
 
     /// On record first: whatever happens then, the next service enforces what the caller asked for.
@@ -348,7 +389,7 @@ impl Actor {
     }
 
     /// Carries out a stop. `None`: it could not be made durable and the machine goes on.
-    async fn stop(&mut self, reply: oneshot::Sender<Result<StopOutcome, EngineError>>) -> Option<Finish> {
+    pub(super) async fn stop(&mut self, reply: oneshot::Sender<Result<StopOutcome, EngineError>>) -> Option<Finish> {
         let failure = Failure { kind: FailureKind::StopRequested, message: "it was stopped on request".into() };
         let change = Change { state: Some(MachineState::Stopping), ending: Some(failure.clone()), ..Change::default() };
         if let Err(e) = self.write(change).await {
@@ -427,7 +468,12 @@ impl Actor {
                 () = tokio::time::sleep_until(end) => return true,
                 message = self.inbox.recv() => match message {
                     None | Some(Message::Detach) => return false,
-                    Some(Message::Extend { reply, .. } | Message::SetEgress { reply, .. }) => {
+                    Some(
+                        Message::Extend { reply, .. }
+                        | Message::SetEgress { reply, .. }
+                        | Message::Pause { reply }
+                        | Message::Resume { reply },
+                    ) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }
                     Some(Message::Stop { reply }) if uncertain => {
@@ -440,7 +486,7 @@ impl Actor {
     }
 
     /// Writes a change and publishes the record as it then is.
-    async fn write(&mut self, change: Change) -> Result<(), JournalError> {
+    pub(super) async fn write(&mut self, change: Change) -> Result<(), JournalError> {
         let record = self.world.journal.apply(&self.record.key, self.record.revision, change).await?;
         self.record = record;
         self.published.send_replace(self.record.clone());
@@ -448,7 +494,7 @@ impl Actor {
     }
 
     /// Writes a change that describes what has already happened: it is tried until the store takes it.
-    async fn write_until_taken(&mut self, change: Change) {
+    pub(super) async fn write_until_taken(&mut self, change: Change) {
         let mut pause = RETRY_FIRST;
         loop {
             match self.write(change.clone()).await {
@@ -470,7 +516,7 @@ impl Actor {
     }
 }
 
-fn store_failed(e: &JournalError) -> EngineError {
+pub(super) fn store_failed(e: &JournalError) -> EngineError {
     EngineError::new(ErrorCode::Internal, "the machine's record could not be written; nothing was changed")
         .because(e.to_string())
 }

@@ -9,6 +9,10 @@ pub(crate) enum Request {
     Extend,
     /// Change what it may reach.
     SetEgress,
+    /// Save it and end its processes.
+    Pause,
+    /// Bring it back.
+    Resume,
     /// End it.
     Stop,
 }
@@ -33,6 +37,9 @@ pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
         // The policy in force and the one on record change together: only where there is one in force.
         (Request::SetEgress, Running) => Admission::Accept,
         (Request::SetEgress, _) => Admission::Deny,
+        (Request::Pause, Running) | (Request::Resume, Paused) => Admission::Accept,
+        (Request::Pause, Paused) | (Request::Resume, Running) => Admission::AlreadyDone,
+        (Request::Pause | Request::Resume, _) => Admission::Deny,
         (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
         (Request::Stop, _) => Admission::Accept,
     }
@@ -46,7 +53,9 @@ mod tests {
     fn a_final_machine_is_never_extended_and_stopping_it_is_done() {
         for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
             assert_eq!(admit(s, Request::Extend), Admission::Deny);
-            assert_eq!(admit(s, Request::SetEgress), Admission::Deny);
+            for request in [Request::SetEgress, Request::Pause, Request::Resume] {
+                assert_eq!(admit(s, request), Admission::Deny);
+            }
             assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);
         }
     }

@@ -60,6 +60,9 @@ pub enum CommandEnding {
     Signalled(i32),
     /// It was ended at its time limit.
     TimedOut,
+    /// Its time limit passed and the guest did not say that it ended. It was told to end it once more, and the command is
+    /// kept as a job.
+    Overdue,
     /// It has not ended; it was waited for no longer.
     Running,
 }

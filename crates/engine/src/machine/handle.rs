@@ -4,7 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mainbrella_net::Explanation;
-use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, Target, limits};
+use mainbrella_types::{
+    EgressPolicy, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState, Target, limits,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +44,12 @@ pub(crate) enum Message {
         policy: EgressPolicy,
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
+    Pause {
+        reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
+    Resume {
+        reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
     Stop {
         reply: oneshot::Sender<Result<StopOutcome, EngineError>>,
     },
@@ -76,6 +84,8 @@ pub(crate) struct Shared {
     pub(crate) watches: Arc<Semaphore>,
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) ports: Arc<Semaphore>,
+    /// Held while the machine's secrets change.
+    pub(crate) secrets: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Shared {
@@ -103,6 +113,7 @@ impl Shared {
             file_queue: Semaphore::new(FILE_QUEUE_MAX),
             watches: Arc::new(Semaphore::new(limits::FILE_WATCHES_MAX)),
             ports: Arc::new(Semaphore::new(limits::PORT_CONNECTIONS_MAX)),
+            secrets: Arc::default(),
         }
     }
 
@@ -110,6 +121,11 @@ impl Shared {
     pub(crate) fn open(&self, link: Arc<Link>) {
         let _ = self.link.set(link);
         self.gate.open();
+    }
+
+    /// The link; a new one to a machine of which nothing runs, where there was none.
+    pub(crate) fn link_or_new(&self, key: GenerationKey) -> Arc<Link> {
+        Arc::clone(self.link.get_or_init(|| Arc::new(Link::new(key))))
     }
 }
 
@@ -197,7 +213,8 @@ impl MachineHandle {
     pub async fn explain_egress(&self, target: &Target<'_>, port: u16) -> Result<Explanation, EngineError> {
         let link = self.link()?;
         let policy = self.record().spec.egress;
-        match link.instance().network() {
+        let instance = link.instance().ok_or_else(|| self.over())?;
+        match instance.network() {
             Some(network) if policy.leads_out() => {
                 self.unless_gone(async { Ok(network.explain(target, port).await) }).await
             }
@@ -210,6 +227,25 @@ impl MachineHandle {
     #[must_use]
     pub fn egress_log(&self) -> Arc<mainbrella_net::EgressLog> {
         self.shared.shelf.egress()
+    }
+
+    /// Saves memory and disk and ends every process of the machine; [`Self::resume`] brings them back. Idempotent. Running jobs
+    /// go on afterwards; connections and transfers end.
+    ///
+    /// # Errors
+    /// `unsupported` where the host cannot; `machine_not_running`; or why it could not be saved: it runs on then.
+    pub async fn pause(&self) -> Result<MachineRecord, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Pause { reply }, answer).await
+    }
+
+    /// Brings a paused machine back, with its clock and random numbers put right. Idempotent.
+    ///
+    /// # Errors
+    /// `machine_not_running`; or why it could not be brought back: it stays paused then, unless it is lost.
+    pub async fn resume(&self) -> Result<MachineRecord, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Resume { reply }, answer).await
     }
 
     /// Ends the machine. Idempotent.
@@ -286,6 +322,11 @@ impl MachineHandle {
             }
         };
         match result {
+            // Its connections ended because it was paused.
+            Err(e) if e.code() == ErrorCode::GuestUnavailable && self.record().state != MachineState::Running => {
+                let record = self.record();
+                Err(not_running(record.state, record.ending.as_ref()).because(e.internal().unwrap_or_default()))
+            }
             Err(e) if e.code() == ErrorCode::GuestUnavailable => {
                 match tokio::time::timeout(VERDICT_WAIT, self.shared.gone.cancelled()).await {
                     Ok(()) => {

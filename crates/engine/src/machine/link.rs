@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainbrella_guest_protocol::{GuestClient, GuestError, LinkOptions, PROTOCOL_VERSION, connect, pb};
 use mainbrella_types::{ErrorCode, GenerationKey};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
 use crate::driver::Instance;
@@ -27,37 +27,59 @@ pub(crate) struct Identity {
 
 /// The link of one machine. Shared by the actor and every operation.
 pub(crate) struct Link {
-    instance: Arc<dyn Instance>,
+    /// What runs; none while nothing does: before the guest is put right for the first time, and while it is paused.
+    instance: watch::Sender<Option<Arc<dyn Instance>>>,
     key: GenerationKey,
     current: Mutex<Option<GuestClient>>,
 }
 
 impl Link {
-    pub(crate) fn new(instance: Arc<dyn Instance>, key: GenerationKey) -> Self {
-        Self { instance, key, current: Mutex::new(None) }
+    /// A link to a machine of which nothing runs yet.
+    pub(crate) fn new(key: GenerationKey) -> Self {
+        Self { instance: watch::Sender::new(None), key, current: Mutex::new(None) }
     }
 
-    /// The machine.
-    pub(crate) fn instance(&self) -> &dyn Instance {
-        &*self.instance
+    /// What runs, if anything does.
+    pub(crate) fn instance(&self) -> Option<Arc<dyn Instance>> {
+        self.instance.borrow().clone()
     }
 
-    /// The live connection; a new one if the last has ended. Callers wait for one dial together.
+    /// The live connection; a new one if the last has ended. Callers wait for one dial together, and while the machine is
+    /// paused for its return: who must not wait that long does not get past the gate.
     pub(crate) async fn client(&self) -> Result<GuestClient, EngineError> {
-        let mut current = self.current.lock().await;
-        if let Some(client) = current.as_ref().filter(|c| !c.is_closed()) {
-            return Ok(client.clone());
+        let mut runs = self.instance.subscribe();
+        loop {
+            // The sender is this link's own.
+            let _ = runs.wait_for(Option::is_some).await;
+            let mut current = self.current.lock().await;
+            if let Some(client) = current.as_ref().filter(|c| !c.is_closed()) {
+                return Ok(client.clone());
+            }
+            *current = None;
+            // It may have been paused while the lock was waited for.
+            let Some(instance) = self.instance() else { continue };
+            let reached = timeout(DIAL_DEADLINE, self.reach(&*instance)).await;
+            let client = reached.map_err(|_| silent("it did not answer in time"))??;
+            *current = Some(client.clone());
+            return Ok(client);
         }
-        *current = None;
-        let client = timeout(DIAL_DEADLINE, self.reach()).await.map_err(|_| silent("it did not answer in time"))??;
-        *current = Some(client.clone());
-        Ok(client)
+    }
+
+    /// Ends the connection; there is none until the link is woken or the guest introduced again.
+    pub(crate) async fn rest(&self) {
+        self.instance.send_replace(None);
+        self.close().await;
+    }
+
+    /// There may be connections to `instance`.
+    pub(crate) fn wake(&self, instance: Arc<dyn Instance>) {
+        self.instance.send_replace(Some(instance));
     }
 
     /// A connection on which this machine's agent has answered.
-    async fn reach(&self) -> Result<GuestClient, EngineError> {
+    async fn reach(&self, instance: &dyn Instance) -> Result<GuestClient, EngineError> {
         loop {
-            let client = self.attach().await?;
+            let client = attach(instance).await?;
             let hello = pb::HelloRequest { protocol_version: PROTOCOL_VERSION, ..Default::default() };
             let Ok(answer) = timeout(HELLO_PATIENCE, client.rpc().hello(hello)).await else {
                 tracing::warn!(machine = %self.key, "a new connection to the guest agent stands still; dialling again");
@@ -72,11 +94,17 @@ impl Link {
         }
     }
 
-    /// Attaches for the first time and puts the guest right: clock, entropy, names, environment, thaw.
-    pub(crate) async fn introduce(&self, identity: &Identity, limit: Duration) -> Result<(), EngineError> {
+    /// Attaches to what was just restored and puts the guest right: clock, entropy, names, environment, thaw. Only then others
+    /// can reach it.
+    pub(crate) async fn introduce(
+        &self,
+        instance: Arc<dyn Instance>,
+        identity: &Identity,
+        limit: Duration,
+    ) -> Result<(), EngineError> {
         let mut current = self.current.lock().await;
         let client = timeout(limit, async {
-            let client = self.attach().await?;
+            let client = attach(&*instance).await?;
             let mut entropy = [0u8; 64];
             getrandom::fill(&mut entropy).map_err(|e| {
                 EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string())
@@ -106,17 +134,8 @@ impl Link {
         .await
         .map_err(|_| silent("it did not answer after its restore"))??;
         *current = Some(client);
+        self.wake(instance);
         Ok(())
-    }
-
-    async fn attach(&self) -> Result<GuestClient, EngineError> {
-        // Whatever is in the way, it is this guest that is out of reach; the caller may be any operation.
-        let stream = self.instance.dial().await.map_err(|e| {
-            let e = EngineError::from(e);
-            silent(e.internal().unwrap_or(e.message()))
-        })?;
-        let options = LinkOptions { deadline: DIAL_DEADLINE, ..LinkOptions::default() };
-        connect(stream, options).await.map_err(|e| silent(&e.to_string()))
     }
 
     /// Ends the connection; running calls fail.
@@ -125,6 +144,16 @@ impl Link {
             client.close();
         }
     }
+}
+
+async fn attach(instance: &dyn Instance) -> Result<GuestClient, EngineError> {
+    // Whatever is in the way, it is this guest that is out of reach; the caller may be any operation.
+    let stream = instance.dial().await.map_err(|e| {
+        let e = EngineError::from(e);
+        silent(e.internal().unwrap_or(e.message()))
+    })?;
+    let options = LinkOptions { deadline: DIAL_DEADLINE, ..LinkOptions::default() };
+    connect(stream, options).await.map_err(|e| silent(&e.to_string()))
 }
 
 /// The guest did not do its part; `why` is internal.

@@ -13,8 +13,10 @@ mod gate;
 pub mod handle;
 pub mod jobs;
 mod link;
+mod pause;
 pub mod ports;
 pub mod processes;
+mod secrets;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
@@ -29,3 +31,4 @@ pub use handle::{MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
 pub use ports::{PortConnection, PortError};
+pub use secrets::SecretsTurn;

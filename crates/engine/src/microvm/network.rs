@@ -148,7 +148,8 @@ impl Network {
         }
         let namespace = Namespace::of_process(pid).map_err(|e| stage(e.to_string()))?;
         let (uplink, outside) = (self.uplink.clone(), self.outside.clone());
-        let order = SeatOrder { index, namespace, uplink, outside, log: egress.log.clone() };
+        let (log, secrets) = (egress.log.clone(), egress.secrets.clone());
+        let order = SeatOrder { index, namespace, uplink, outside, log, secrets };
         Seat::attach(order, egress.policy.clone()).await.map(Some).map_err(|e| stage(chain(&e)))
     }
 

@@ -6,6 +6,7 @@ mod files;
 mod jobs;
 mod journal;
 mod lifecycle;
+mod pause;
 mod ports;
 mod recovery;
 mod usage;

@@ -50,6 +50,21 @@ async fn a_time_out_is_a_result_and_a_missing_program_a_typed_error() {
     assert_eq!(e.code(), ErrorCode::CommandNotStarted);
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_the_guest_forgets_the_time_limit_the_host_answers_with_what_came_and_has_it_ended() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    bench.driver.guest.no_time_outs.store(true, Ordering::SeqCst);
+    let mut slow = order("count 1000000 1000");
+    slow.timeout_ms = 2500;
+    let outcome = machine.run(slow).await.expect("the host's own clock answers");
+    assert_eq!(outcome.ending, CommandEnding::Overdue);
+    assert!(outcome.stdout.bytes.starts_with(b"1\n2\n3\n"), "what came until then is there");
+    let jobs = machine.jobs();
+    let ended = jobs.wait(&outcome.job_id, Duration::from_secs(10)).await.expect("it is kept as a job");
+    assert!(ended.position.exit.is_some(), "the guest was told to end it");
+}
+
 #[tokio::test]
 async fn output_beyond_the_budget_keeps_head_and_tail_and_says_what_is_missing() {
     let bench = Bench::new();

@@ -4,6 +4,7 @@
 //! overlay: the disk with serial `root` (erofs) below, the one with serial `data` (ext4) above.
 
 mod disks;
+mod idle;
 mod modules;
 mod network;
 mod root;
@@ -59,6 +60,7 @@ pub fn run() -> Result<(), BootError> {
     root::switch(&lower, upper.as_deref())?;
     root::mount_late()?;
     system::prepare();
+    idle::settle();
     let cgroup = UserCgroup::create(Path::new("/sys/fs/cgroup"), "user").step("the cgroup `user`")?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()

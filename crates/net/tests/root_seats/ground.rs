@@ -142,6 +142,7 @@ impl Guest {
             uplink: Some(uplink.clone()),
             outside: Arc::new(book),
             log: Arc::default(),
+            secrets: Arc::default(),
         }
     }
 

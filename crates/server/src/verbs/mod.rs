@@ -11,9 +11,12 @@ mod healthz;
 mod jobs;
 mod keys;
 mod list;
+mod pause;
 mod previews;
 mod processes;
+mod resume;
 mod run;
+mod secrets;
 mod stop;
 mod templates;
 
@@ -37,10 +40,14 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(create::create, list::list))
         .routes(routes!(get::get))
         .routes(routes!(extend::extend))
+        .routes(routes!(pause::pause))
+        .routes(routes!(resume::resume))
         .routes(routes!(stop::stop))
         .routes(routes!(egress::set))
         .routes(routes!(egress::explain))
         .routes(routes!(egress::log))
+        .routes(routes!(secrets::put::put, secrets::remove::remove))
+        .routes(routes!(secrets::list::list))
         .routes(routes!(run::run))
         .routes(routes!(files::read::read_file, files::write::write_file))
         .routes(routes!(files::list::list))

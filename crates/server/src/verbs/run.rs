@@ -116,7 +116,7 @@ fn result(outcome: CommandOutcome) -> CommandResult {
     let (exit_code, signal, timed_out) = match outcome.ending {
         CommandEnding::Exited(code) => (code, None, false),
         CommandEnding::Signalled(n) => (n.saturating_add(128), Some(n), false),
-        CommandEnding::TimedOut => (-1, None, true),
+        CommandEnding::TimedOut | CommandEnding::Overdue => (-1, None, true),
         CommandEnding::Running => (-1, None, false),
     };
     CommandResult {
@@ -130,7 +130,7 @@ fn result(outcome: CommandOutcome) -> CommandResult {
         stdout_omitted: omitted(&outcome.stdout),
         stderr_omitted: omitted(&outcome.stderr),
         duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-        still_running: outcome.ending == CommandEnding::Running,
+        still_running: matches!(outcome.ending, CommandEnding::Running | CommandEnding::Overdue),
         job_id: outcome.job_id,
     }
 }
@@ -191,7 +191,9 @@ mod tests {
         let r = end(CommandEnding::Signalled(9));
         assert_eq!((r.exit_code, r.signal, r.timed_out, r.duration_ms), (137, Some(9), false, 1));
         let r = end(CommandEnding::TimedOut);
-        assert_eq!((r.exit_code, r.signal, r.timed_out), (-1, None, true));
+        assert_eq!((r.exit_code, r.signal, r.timed_out, r.still_running), (-1, None, true, false));
+        let r = end(CommandEnding::Overdue);
+        assert_eq!((r.exit_code, r.signal, r.timed_out, r.still_running), (-1, None, true, true));
         assert_eq!(end(CommandEnding::Exited(7)).exit_code, 7);
     }
 }

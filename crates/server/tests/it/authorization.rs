@@ -44,7 +44,9 @@ fn turn(id: &str) -> u32 {
     match id {
         "writeFile" | "uploadTree" => 0,
         "removeFile" => 2,
-        "stopMachine" => 3,
+        "pauseMachine" => 3,
+        "resumeMachine" => 4,
+        "stopMachine" => 5,
         _ => 1,
     }
 }
@@ -85,6 +87,7 @@ fn request_on(
     let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
     let mut uri =
         o.path.replace("{id}", id).replace("{contextId}", &machine.context).replace("{previewId}", &machine.preview);
+    uri = uri.replace("{name}", "token");
     uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
     uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
     let wait = o.id == "waitForJob";
@@ -110,7 +113,8 @@ fn request_on(
     }
     let body = match o.id.as_str() {
         "createMachine" => json!({"catalogId": "python"}).to_string(),
-        "setEgress" => json!({"policy": "off"}).to_string(),
+        "setEgress" => json!({"policy": "open"}).to_string(),
+        "putSecret" => json!({"host": "a.example", "header": "x-key", "value": "v"}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
         "startJob" => json!({"command": "true"}).to_string(),
@@ -187,7 +191,7 @@ async fn no_operation_can_be_reached_without_a_valid_key() {
 
 #[tokio::test]
 async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
-    let s = Service::start().await;
+    let s = Service::with(FakeDriver::default().with_internet().with_snapshots(), |_| {}).await;
     let user = format!("Bearer {}", s.key("default", KeyRole::User).await.expose());
     let admin = format!("Bearer {}", s.admin);
     let other_key = s.key("default", KeyRole::User).await;

@@ -298,7 +298,8 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
     assert_eq!(
         c["networking"],
         json!({
-            "internet": false, "internetControl": true, "internetDefault": false, "egressAllowList": false, "egressChange": false
+            "internet": false, "internetControl": true, "internetDefault": false, "egressAllowList": false, "egressChange": false,
+            "egressSecrets": false
         })
     );
     assert_eq!(c["previews"], json!({"supported": true, "idempotent": true, "renewal": true}));
@@ -307,7 +308,6 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
     assert!(c["isolation"]["jail"].as_object().unwrap().values().all(|v| v == false));
     for (flag, path) in [
         (&c["persistence"]["fork"], "/fork"),
-        (&c["persistence"]["pauseResume"], "/pause"),
         (&c["observability"]["lifecycleEvents"], "/events"),
     ] {
         assert_eq!(flag, &json!(false), "{path}");

@@ -8,3 +8,4 @@ mod list;
 mod machines;
 mod model;
 mod previews;
+mod secrets;

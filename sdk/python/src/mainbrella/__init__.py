@@ -16,6 +16,7 @@ from ._async.files import AsyncFiles, AsyncRemoteFile
 from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResult
 from ._async.previews import AsyncPreviews
 from ._async.sandbox import AsyncSandbox
+from ._async.secrets import AsyncSecrets
 from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
 from ._sync.commands import Commands
@@ -25,6 +26,7 @@ from ._sync.files import Files, RemoteFile
 from ._sync.jobs import EventStream, Job, JobInput, RunResult
 from ._sync.previews import Previews
 from ._sync.sandbox import Sandbox
+from ._sync.secrets import Secrets
 from ._sync.watch import FileWatch
 from ._version import __version__
 from .codetypes import CodeError, CodeEvent, CodeOutput, CodeResult, ContextInfo
@@ -65,6 +67,7 @@ from .errors import (
     PreviewReconciliationRequiredError,
     RateLimitedError,
     RedirectRefusedError,
+    SecretLimitError,
     ServerError,
     SlotInUseError,
     TransportError,
@@ -90,6 +93,7 @@ from .jobs import (
 )
 from .models import CommandResult, EndReason, MachineInfo, MachineLimits, Omitted, StopResult
 from .previewtypes import IssuedPreview, Preview, PreviewPage
+from .secrettypes import Secret, SecretInfo
 
 Execution = Job
 """A job by its id: ``Execution(sandbox, id)``; nothing is asked of the service until it is used."""
@@ -113,6 +117,7 @@ __all__ = [
     "AsyncRemoteFile",
     "AsyncRunResult",
     "AsyncSandbox",
+    "AsyncSecrets",
     "AuthenticationError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
@@ -197,6 +202,10 @@ __all__ = [
     "RemoteFile",
     "RunResult",
     "Sandbox",
+    "Secret",
+    "SecretInfo",
+    "SecretLimitError",
+    "Secrets",
     "ServerError",
     "SignedUrl",
     "SlotInUseError",

@@ -47,6 +47,7 @@ __all__ = [
     "PreviewReconciliationRequiredError",
     "RateLimitedError",
     "RedirectRefusedError",
+    "SecretLimitError",
     "ServerError",
     "SlotInUseError",
     "TransportError",
@@ -228,6 +229,10 @@ class PreviewReconciliationRequiredError(ConflictError):
     preview_id: str | None = None
 
 
+class SecretLimitError(ConflictError):
+    """The machine has as many secrets as it may."""
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -348,6 +353,7 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "preview_limit": PreviewLimitError,
     "preview_ended": PreviewEndedError,
     "preview_reconciliation_required": PreviewReconciliationRequiredError,
+    "secret_limit": SecretLimitError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainbrella_job_log::Cause;
-use mainbrella_net::EgressLog;
-use mainbrella_types::{ErrorCode, Millis, limits};
+use mainbrella_net::{EgressLog, SeatSecrets};
+use mainbrella_types::{EgressPolicy, ErrorCode, Millis, limits};
 
 use super::job::{Follower, Job};
 use super::{JobView, OutputReader, Stream};
+use crate::driver::EgressOrder;
 use crate::error::EngineError;
 
 /// Jobs on a shelf, running ones included.
@@ -36,6 +37,8 @@ pub(crate) struct Shelf {
     dir: PathBuf,
     /// Not of jobs, but kept as they are: what the machine was not let through to.
     egress: Arc<EgressLog>,
+    /// Not of jobs either: what the machine's gateway adds to requests. Never on disk here.
+    secrets: Arc<SeatSecrets>,
     table: Mutex<Table>,
     /// Bytes all logs have on disk.
     bytes: AtomicU64,
@@ -47,7 +50,14 @@ impl Shelf {
     /// The shelf of a machine that never had a job.
     pub(crate) fn new(dir: PathBuf) -> Self {
         let egress = Arc::new(EgressLog::open(dir.join(EGRESS_LOG)));
-        Self { dir, egress, table: Mutex::default(), bytes: AtomicU64::new(0), keyed: tokio::sync::Mutex::new(()) }
+        Self {
+            dir,
+            egress,
+            secrets: Arc::default(),
+            table: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            keyed: tokio::sync::Mutex::new(()),
+        }
     }
 
     /// What is on disk of a machine's jobs. Blocks.
@@ -78,6 +88,16 @@ impl Shelf {
     /// The machine's egress log.
     pub(crate) fn egress(&self) -> Arc<EgressLog> {
         Arc::clone(&self.egress)
+    }
+
+    /// The machine's secrets.
+    pub(crate) fn secrets(&self) -> Arc<SeatSecrets> {
+        Arc::clone(&self.secrets)
+    }
+
+    /// What a driver is told of the machine's network under `policy`.
+    pub(crate) fn egress_order(&self, policy: EgressPolicy) -> EgressOrder {
+        EgressOrder { policy, log: self.egress(), secrets: self.secrets() }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

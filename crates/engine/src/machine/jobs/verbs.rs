@@ -21,7 +21,7 @@ use crate::machine::link::silent;
 
 /// How long a guest may take to say whether a job runs.
 const START_WAIT: Duration = Duration::from_secs(30);
-/// How long after its own time-out a command may still take to be reported, before the guest counts as silent.
+/// How long after its own time-out a command may still take to be reported. After it the host answers for a guest that lags.
 const REPORT_GRACE: Duration = Duration::from_secs(15);
 /// Outputs above this size are not read on a thread that serves others.
 const INLINE_BYTES: u64 = 128 * 1024;
@@ -102,12 +102,21 @@ impl MachineHandle {
             self.shared.shelf.let_go(&job, self.shared.clock.now());
             return Err(silent(why));
         }
-        if waited == Waited::OutOfReach || (!over && patience.is_none_or(|patience| patience > report)) {
+        let late = waited == Waited::TooLong && patience.is_none_or(|patience| patience > report);
+        if waited == Waited::OutOfReach || (late && phase == Phase::Starting) {
             return self.unless_gone(async { Err(silent("the end of a command was not reported in time")) }).await;
+        }
+        if late {
+            let (this, id) = (self.clone(), job.id.clone());
+            // Whether it hears this is not waited for: its clock or its agent is what lags.
+            tokio::spawn(async move { this.cancel_job(&id, Duration::ZERO).await });
         }
         let outcome = outcome(&job, limit, self.shared.clock.now()).await?;
         match outcome {
-            Some(outcome) => {
+            Some(mut outcome) => {
+                if late && outcome.ending == CommandEnding::Running {
+                    outcome.ending = CommandEnding::Overdue;
+                }
                 if over {
                     let (shared, job) = (Arc::clone(&self.shared), job);
                     tokio::task::spawn_blocking(move || shared.shelf.let_go(&job, shared.clock.now()));

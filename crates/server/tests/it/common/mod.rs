@@ -20,6 +20,7 @@ use mainbrella_server::config::{ServerConfig, defaults};
 use mainbrella_server::journal::StoreJournal;
 use mainbrella_server::serve::{Ending, serve};
 use mainbrella_server::state::AppState;
+use mainbrella_server::vault::Vault;
 use mainbrella_server::{reconcile, router};
 use mainbrella_store::{KeyRole, NewApiKey, Store};
 use mainbrella_types::{Millis, ProjectId};
@@ -101,7 +102,7 @@ impl Service {
         let store = Store::open_sqlite(&dir.path().join("mainbrella.sqlite"), now).await.unwrap();
         admin_key::ensure(&store, dir.path(), now).await.unwrap();
         let admin = std::fs::read_to_string(admin_key::path(dir.path())).unwrap().trim().to_owned();
-        let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone()));
+        let journal = Arc::new(StoreJournal::new(store.clone(), config.host_name.clone(), Vault::new(dir.path())));
         let clock = Arc::new(SystemClock);
         let limits = EngineConfig { jobs_dir: Some(dir.path().join("jobs")), ..EngineConfig::default() };
         let engine = Engine::new(Arc::new(driver.clone()), journal, clock.clone(), limits);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..models import Fields, MachineInfo, drop_none, parse_machine
+from ..secrettypes import Secret, check_secrets
 from .sandbox import AsyncSandbox
 from .transport import AsyncTransport
 
@@ -88,6 +89,7 @@ class AsyncMainbrella:
         idle_timeout_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Iterable[Secret] | None = None,
         persistent: bool = False,
         idempotency_key: str | None = None,
         timeout: float = _CREATE_TIMEOUT_SECONDS,
@@ -109,11 +111,14 @@ class AsyncMainbrella:
             idle_timeout_seconds: it ends when nobody uses it for so long.
             metadata: labels to find it by.
             env: environment of every command. The machine can read it: no place for protected secrets.
+            secrets: credentials that its requests carry and that it never sees, set in this order once it is there.
+                When one cannot be set, exactly this machine is stopped and the error raised.
             persistent: no idle timeout unless one is given.
             idempotency_key: generated when not given.
             timeout: seconds for all attempts together.
         """
         key = check_key(idempotency_key)
+        wanted = check_secrets(secrets)
         if internet is not None:
             await self._check_internet(internet)
         body = drop_none(
@@ -141,6 +146,13 @@ class AsyncMainbrella:
                 hint="See client.capabilities()['networking'].",
                 idempotency_key=key,
             )
+        try:
+            for secret in wanted:
+                await sandbox.secrets._put(secret)  # pyright: ignore[reportPrivateUsage]
+        except BaseException as error:
+            # As at the end of a `with` block: exactly this generation is stopped, and a failure of that is a note.
+            await sandbox.__aexit__(type(error), error, error.__traceback__)
+            raise
         return sandbox
 
     async def create_or_reconcile(

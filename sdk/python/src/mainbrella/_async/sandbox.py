@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from ..egresstypes import Policy
@@ -19,6 +19,7 @@ from ..errors import (
 )
 from ..jobs import ProcessList, parse_processes
 from ..models import MachineInfo, StopResult, drop_none, parse_machine, parse_stop
+from ..secrettypes import Secret
 from . import net
 from .api import AsyncMachineApi
 from .commands import AsyncCommands
@@ -27,12 +28,14 @@ from .egress import AsyncEgress
 from .files import AsyncFiles
 from .jobs import AsyncRunResult, signal_value
 from .previews import AsyncPreviews
+from .secrets import AsyncSecrets
 from .transport import AsyncTransport
 
 __all__ = ["AsyncSandbox"]
 
 _STOP_ATTEMPTS = 4
 _STOP_WAIT_SECONDS = 120.0
+_PAUSE_WAIT_SECONDS = 360.0
 
 
 class AsyncSandbox:
@@ -49,6 +52,8 @@ class AsyncSandbox:
     """Reads, writes, lists, moves, watches files."""
     egress: AsyncEgress
     """What it may reach, and what it was not let through to."""
+    secrets: AsyncSecrets
+    """Credentials that its requests carry and that it never sees."""
     previews: AsyncPreviews
     """Makes ports reachable for a while."""
     api: AsyncMachineApi
@@ -64,6 +69,7 @@ class AsyncSandbox:
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
         self.egress = AsyncEgress(self)
+        self.secrets = AsyncSecrets(self)
         self.previews = AsyncPreviews(self)
 
     @classmethod
@@ -80,6 +86,7 @@ class AsyncSandbox:
         slot: str | None = None,
         idle_timeout_seconds: int | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Iterable[Secret] | None = None,
         idempotency_key: str | None = None,
         api_key: str | None = None,
         base_url: str | None = None,
@@ -105,6 +112,7 @@ class AsyncSandbox:
                 idle_timeout_seconds=idle_timeout_seconds,
                 metadata=metadata,
                 env=env,
+                secrets=secrets,
                 persistent=persistent,
                 idempotency_key=idempotency_key,
             )
@@ -214,6 +222,18 @@ class AsyncSandbox:
             raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds or both.")
         body = drop_none({"ttlSeconds": ttl_seconds, "idleTimeoutSeconds": idle_timeout_seconds})
         return self._learn(parse_machine(await self.api.post("/extend", body)))
+
+    async def pause(self) -> MachineInfo:
+        """Saves memory and disk and ends every process of the machine until it is resumed.
+
+        Jobs, code contexts and open files go on then; connections, transfers and previews of it end now. The hard lease goes on
+        counting, the idle timeout does not. Pausing a paused machine is no error.
+        """
+        return self._learn(parse_machine(await self.api.post("/pause", extra_wait=_PAUSE_WAIT_SECONDS)))
+
+    async def resume(self) -> MachineInfo:
+        """Brings the paused machine back, on the same generation; no lease changes. Resuming a running machine is no error."""
+        return self._learn(parse_machine(await self.api.post("/resume", extra_wait=_PAUSE_WAIT_SECONDS)))
 
     async def kill(self) -> StopResult:
         """Stops exactly this generation; files in it are lost. Safe to repeat, also after it has ended.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..models import Fields, MachineInfo, drop_none, parse_machine
+from ..secrettypes import Secret, check_secrets
 from .sandbox import Sandbox
 from .transport import Transport
 
@@ -90,6 +91,7 @@ class Mainbrella:
         idle_timeout_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Iterable[Secret] | None = None,
         persistent: bool = False,
         idempotency_key: str | None = None,
         timeout: float = _CREATE_TIMEOUT_SECONDS,
@@ -111,11 +113,14 @@ class Mainbrella:
             idle_timeout_seconds: it ends when nobody uses it for so long.
             metadata: labels to find it by.
             env: environment of every command. The machine can read it: no place for protected secrets.
+            secrets: credentials that its requests carry and that it never sees, set in this order once it is there.
+                When one cannot be set, exactly this machine is stopped and the error raised.
             persistent: no idle timeout unless one is given.
             idempotency_key: generated when not given.
             timeout: seconds for all attempts together.
         """
         key = check_key(idempotency_key)
+        wanted = check_secrets(secrets)
         if internet is not None:
             self._check_internet(internet)
         body = drop_none(
@@ -143,6 +148,13 @@ class Mainbrella:
                 hint="See client.capabilities()['networking'].",
                 idempotency_key=key,
             )
+        try:
+            for secret in wanted:
+                sandbox.secrets._put(secret)  # pyright: ignore[reportPrivateUsage]
+        except BaseException as error:
+            # As at the end of a `with` block: exactly this generation is stopped, and a failure of that is a note.
+            sandbox.__exit__(type(error), error, error.__traceback__)
+            raise
         return sandbox
 
     def create_or_reconcile(

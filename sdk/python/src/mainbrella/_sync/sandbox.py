@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from ..egresstypes import Policy
@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..jobs import ProcessList, parse_processes
 from ..models import MachineInfo, StopResult, drop_none, parse_machine, parse_stop
+from ..secrettypes import Secret
 from . import net
 from .api import MachineApi
 from .commands import Commands
@@ -29,12 +30,14 @@ from .egress import Egress
 from .files import Files
 from .jobs import RunResult, signal_value
 from .previews import Previews
+from .secrets import Secrets
 from .transport import Transport
 
 __all__ = ["Sandbox"]
 
 _STOP_ATTEMPTS = 4
 _STOP_WAIT_SECONDS = 120.0
+_PAUSE_WAIT_SECONDS = 360.0
 
 
 class Sandbox:
@@ -51,6 +54,8 @@ class Sandbox:
     """Reads, writes, lists, moves, watches files."""
     egress: Egress
     """What it may reach, and what it was not let through to."""
+    secrets: Secrets
+    """Credentials that its requests carry and that it never sees."""
     previews: Previews
     """Makes ports reachable for a while."""
     api: MachineApi
@@ -66,6 +71,7 @@ class Sandbox:
         self.commands = Commands(self)
         self.files = Files(self)
         self.egress = Egress(self)
+        self.secrets = Secrets(self)
         self.previews = Previews(self)
 
     @classmethod
@@ -82,6 +88,7 @@ class Sandbox:
         slot: str | None = None,
         idle_timeout_seconds: int | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Iterable[Secret] | None = None,
         idempotency_key: str | None = None,
         api_key: str | None = None,
         base_url: str | None = None,
@@ -107,6 +114,7 @@ class Sandbox:
                 idle_timeout_seconds=idle_timeout_seconds,
                 metadata=metadata,
                 env=env,
+                secrets=secrets,
                 persistent=persistent,
                 idempotency_key=idempotency_key,
             )
@@ -216,6 +224,18 @@ class Sandbox:
             raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds or both.")
         body = drop_none({"ttlSeconds": ttl_seconds, "idleTimeoutSeconds": idle_timeout_seconds})
         return self._learn(parse_machine(self.api.post("/extend", body)))
+
+    def pause(self) -> MachineInfo:
+        """Saves memory and disk and ends every process of the machine until it is resumed.
+
+        Jobs, code contexts and open files go on then; connections, transfers and previews of it end now. The hard lease goes on
+        counting, the idle timeout does not. Pausing a paused machine is no error.
+        """
+        return self._learn(parse_machine(self.api.post("/pause", extra_wait=_PAUSE_WAIT_SECONDS)))
+
+    def resume(self) -> MachineInfo:
+        """Brings the paused machine back, on the same generation; no lease changes. Resuming a running machine is no error."""
+        return self._learn(parse_machine(self.api.post("/resume", extra_wait=_PAUSE_WAIT_SECONDS)))
 
     def kill(self) -> StopResult:
         """Stops exactly this generation; files in it are lost. Safe to repeat, also after it has ended.

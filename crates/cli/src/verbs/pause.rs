@@ -1,0 +1,22 @@
+//! `mainbrella pause`.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::values::MachineArg;
+use crate::verbs::get;
+
+/// Save a machine and end its processes until it is resumed
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The machine
+    #[arg(value_name = "ID[@CREATED_AT]")]
+    machine: MachineArg,
+}
+
+/// Pauses a machine.
+pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
+    let client = context.client()?;
+    let machine = context.resolve(&client, &args.machine).await?;
+    get::show(context, &client.pause(&machine).await?)?;
+    Ok(0)
+}

@@ -1,0 +1,174 @@
+//! Secrets outside the machines, through HTTP, over the fake driver.
+
+use std::sync::atomic::Ordering;
+
+use http::Method;
+use mainbrella_engine::fake::FakeDriver;
+use mainbrella_types::{GenerationKey, HostName, ProjectId};
+use serde_json::{Value, json};
+
+use crate::common::{Machine, Reply, Service};
+
+const VALUE: &str = "Bearer hush-hush-0123";
+
+async fn online() -> Service {
+    Service::with(FakeDriver::default().with_internet(), |_| {}).await
+}
+
+async fn send(s: &Service, method: Method, machine: &Machine, path: &str, body: Option<Value>) -> Reply {
+    let request = s.request(method, &machine.path(path)).header("content-type", "application/json");
+    s.send(request.body(body.map_or_else(String::new, |b| b.to_string()).into()).unwrap()).await
+}
+
+async fn put(s: &Service, machine: &Machine, name: &str, body: Value) -> Reply {
+    send(s, Method::PUT, machine, &format!("/secrets/{name}"), Some(body)).await
+}
+
+fn github() -> Value {
+    json!({"host": "API.github.example.", "header": "Authorization", "value": VALUE})
+}
+
+async fn key(s: &Service, machine: &Machine) -> GenerationKey {
+    let id = machine.id.parse().unwrap();
+    s.state.store.newest_in_slot(&ProjectId::default_project(), &id).await.unwrap().unwrap().key
+}
+
+impl Reply {
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+fn host(text: &str) -> HostName {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_secret_is_in_force_at_once_and_its_value_is_told_by_nothing() {
+    let s = online().await;
+    let machine = s.machine().await;
+    let reply = put(&s, &machine, "github", github()).await;
+    assert_eq!(reply.status, 200, "{:?}", reply.json());
+    let told = reply.json();
+    assert_eq!((&told["name"], &told["host"], &told["port"]), (&json!("github"), &json!("api.github.example"), &json!(443)));
+    assert_eq!((&told["header"], &told["username"]), (&json!("authorization"), &Value::Null));
+    let basic = json!({"host": "git.example", "port": 8443, "username": "x-access-token", "value": "p4ss"});
+    assert_eq!(put(&s, &machine, "git", basic).await.status, 200);
+    let list = send(&s, Method::GET, &machine, "/secrets", None).await;
+    let names: Vec<_> = list.json()["secrets"].as_array().unwrap().iter().map(|s| s["name"].clone()).collect();
+    assert_eq!(names, [json!("git"), json!("github")]);
+
+    let key = key(&s, &machine).await;
+    let gateway = s.driver.secrets(&key).unwrap();
+    assert!(gateway.cover(&host("api.github.example"), 443) && gateway.cover(&host("git.example"), 8443));
+    assert!(!gateway.cover(&host("git.example"), 443) && !gateway.cover(&host("github.example"), 443));
+
+    let get = s.get(&machine.path("")).await;
+    let said = [reply.said(), list.said(), get.said()].concat();
+    let stored = s.state.store.secrets(&key).await.unwrap();
+    assert!(!said.contains("hush") && !said.contains("p4ss"));
+    for record in stored {
+        assert!(!record.sealed.windows(4).any(|w| w == b"hush" || w == b"p4ss"), "encrypted at rest");
+    }
+    for file in std::fs::read_dir(s.dir.path()).unwrap().flatten().filter(|f| f.path().is_file()) {
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert!(!bytes.windows(9).any(|w| w == b"hush-hush"), "{}", file.path().display());
+    }
+
+    // Replaced, removed, removed again.
+    let other = json!({"host": "other.example", "header": "x-key", "value": "v"});
+    assert_eq!(put(&s, &machine, "github", other).await.status, 200);
+    assert!(!gateway.cover(&host("api.github.example"), 443) && gateway.cover(&host("other.example"), 443));
+    for (name, removed) in [("github", true), ("github", false), ("git", true)] {
+        let reply = send(&s, Method::DELETE, &machine, &format!("/secrets/{name}"), None).await;
+        assert_eq!((reply.status.as_u16(), reply.json()), (200, json!({"removed": removed})), "{name}");
+    }
+    assert!(!gateway.cover(&host("other.example"), 443) && !gateway.name(&host("git.example")));
+    assert_eq!(s.state.store.authority(&key).await.unwrap(), None, "with the last one the authority goes");
+}
+
+#[tokio::test]
+async fn what_is_no_secret_is_refused_without_a_word_of_its_value() {
+    let s = online().await;
+    let machine = s.machine().await;
+    for (name, body) in [
+        ("UPPER", github()),
+        ("a%20b", github()),
+        ("x", json!({"host": "a.example", "value": VALUE})),
+        ("x", json!({"host": "a.example", "header": "x", "username": "y", "value": VALUE})),
+        ("x", json!({"host": "10.0.0.1", "header": "x", "value": VALUE})),
+        ("x", json!({"host": "*.example", "header": "x", "value": VALUE})),
+        ("x", json!({"host": "a.example", "port": 0, "header": "x", "value": VALUE})),
+        ("x", json!({"host": "a.example", "header": "Host", "value": VALUE})),
+        ("x", json!({"host": "a.example", "header": "a b", "value": VALUE})),
+        ("x", json!({"host": "a.example", "username": "a:b", "value": VALUE})),
+        ("x", json!({"host": "a.example", "header": "x", "value": "hush\r\nX-Evil: 1"})),
+        ("x", json!({"host": "a.example", "header": "x", "value": ""})),
+        ("x", json!({"host": "a.example", "header": "x", "value": "hush".repeat(2049)})),
+        ("x", json!({"host": "a.example", "header": "x", "value": VALUE, "more": 1})),
+    ] {
+        let reply = put(&s, &machine, name, body.clone()).await;
+        assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (400, &json!("invalid_request")), "{body}");
+        assert!(!reply.said().contains("hush"), "{}", reply.said());
+    }
+    assert_eq!(send(&s, Method::GET, &machine, "/secrets", None).await.json(), json!({"secrets": []}));
+}
+
+#[tokio::test]
+async fn a_machine_has_sixteen_and_each_may_still_be_replaced() {
+    let s = online().await;
+    let machine = s.machine().await;
+    let puts = (0..20).map(|n| {
+        let (s, machine) = (&s, &machine);
+        async move { put(s, machine, &format!("s{n}"), github()).await }
+    });
+    let replies = futures::future::join_all(puts).await;
+    assert_eq!(replies.iter().filter(|r| r.status == 200).count(), 16);
+    let refused = replies.iter().find(|r| r.status != 200).unwrap();
+    assert_eq!((refused.status.as_u16(), &refused.json()["code"]), (409, &json!("secret_limit")));
+    let list = send(&s, Method::GET, &machine, "/secrets", None).await.json();
+    let first = list["secrets"][0]["name"].as_str().unwrap().to_owned();
+    assert_eq!(put(&s, &machine, &first, github()).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_machine_without_a_way_out_has_nothing_to_add_a_secret_to() {
+    let s = online().await;
+    let made = s.post("/v1/machines", json!({"catalogId": "python", "internet": false})).await.json();
+    let machine = Machine::of(&made);
+    let reply = put(&s, &machine, "x", github()).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (409, &json!("egress_locked")));
+    let key = key(&s, &machine).await;
+    assert!(s.state.store.secrets(&key).await.unwrap().is_empty(), "nothing was kept");
+}
+
+#[tokio::test]
+async fn secrets_outlive_the_service_and_end_with_their_machine() {
+    let s = online().await;
+    let machine = s.machine().await;
+    assert_eq!(put(&s, &machine, "github", github()).await.status, 200);
+    let key = key(&s, &machine).await;
+    let (dir, driver, _) = s.end().await;
+    let s = Service::on(dir, driver, |_| {}).await;
+    assert!(s.driver.secrets(&key).unwrap().cover(&host("api.github.example"), 443), "in force again");
+    assert_eq!(s.post(&machine.path("/stop"), json!({})).await.status, 200);
+    assert!(s.state.store.secrets(&key).await.unwrap().is_empty());
+    assert_eq!(s.state.store.authority(&key).await.unwrap(), None);
+    assert_eq!(send(&s, Method::GET, &machine, "/secrets", None).await.json(), json!({"secrets": []}));
+    let reply = put(&s, &machine, "github", github()).await;
+    assert_eq!(&reply.json()["code"], &json!("machine_not_running"));
+}
+
+#[tokio::test]
+async fn where_the_machine_does_not_take_the_authority_the_call_says_so_and_may_be_repeated() {
+    let s = online().await;
+    let machine = s.machine().await;
+    s.driver.guest.no_trust.store(true, Ordering::SeqCst);
+    let reply = put(&s, &machine, "github", github()).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (504, &json!("guest_unavailable")));
+    let gateway = s.driver.secrets(&key(&s, &machine).await).unwrap();
+    assert!(!gateway.name(&host("api.github.example")), "what the machine would not believe is not shown to it");
+    s.driver.guest.no_trust.store(false, Ordering::SeqCst);
+    assert_eq!(put(&s, &machine, "github", github()).await.status, 200);
+    assert!(gateway.cover(&host("api.github.example"), 443));
+}
