@@ -252,6 +252,7 @@ impl Engine {
                     Origin::Adopted(instance)
                 }
                 Adoption::Dead(report) => Origin::Ending(died(&report)),
+                Adoption::Paused => lost("it was found paused, and its record does not say so"),
                 Adoption::Absent => lost("nothing of it was left on the host after a restart"),
             },
             MachineState::Stopping => Origin::Ending(

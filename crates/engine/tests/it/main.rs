@@ -8,6 +8,7 @@ mod journal;
 mod lifecycle;
 mod ports;
 mod recovery;
+mod snapshots;
 mod usage;
 
 use std::collections::BTreeMap;
