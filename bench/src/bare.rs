@@ -64,7 +64,7 @@ pub async fn restore(
         accelerator,
         memory_mib: size.memory_mib,
         vcpus: size.vcpus,
-        start: Start::Restore,
+        start: Start::Restore { layers: 0 },
         sandbox,
         network: true,
     };

@@ -72,12 +72,44 @@ impl fmt::Display for ExitReport {
 pub enum Adoption {
     /// It runs; here it is.
     Running(Box<dyn Instance>),
-    /// It is paused: whole, and nothing of it runs.
+    /// It is paused, whole, and waits for [`Driver::resume`].
     Paused,
     /// Something of it is left, but it does not run.
     Dead(ExitReport),
     /// Nothing of it is on this host.
     Absent,
+}
+
+/// What was kept of a machine that is paused now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseReceipt {
+    /// Bytes of its memory that are not its template's.
+    pub memory_bytes: u64,
+    /// Bytes of its devices' state.
+    pub device_bytes: u64,
+    /// How long its guest stood still before it was safe to end its VMM, ms.
+    pub still_ms: u64,
+}
+
+/// A machine to make as a copy of another one that runs.
+#[derive(Clone, Debug)]
+pub struct ForkOrder {
+    /// Names every resource made for it.
+    pub key: GenerationKey,
+    /// What it may reach.
+    pub egress: EgressOrder,
+}
+
+/// What became of a fork whose source goes on.
+pub struct Forked {
+    /// The children, in the order they were asked for: each runs, or nothing of it is left.
+    pub children: Vec<Result<Box<dyn Instance>, DriverError>>,
+    /// Bytes of memory that they do not share with their template.
+    pub memory_bytes: u64,
+    /// Bytes of the devices' state.
+    pub device_bytes: u64,
+    /// How long the source stood still, ms.
+    pub still_ms: u64,
 }
 
 /// A machine that runs.
@@ -103,17 +135,6 @@ pub trait MachineNetwork: Send + Sync {
     async fn explain(&self, target: &Target<'_>, port: u16) -> Explanation;
 }
 
-/// What a pause saved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PauseReceipt {
-    /// Bytes of memory that differ from the template's.
-    pub memory_bytes: u64,
-    /// Bytes of device state.
-    pub device_bytes: u64,
-    /// How long the guest stood still before its VMM ended, milliseconds.
-    pub stopped_ms: u64,
-}
-
 /// Makes machines and removes them.
 ///
 /// Every resource is named by its [`GenerationKey`], so that [`Driver::inventory`] after a crash says
@@ -134,22 +155,33 @@ pub trait Driver: Send + Sync {
     /// nothing.
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError>;
 
-    /// Saves a machine whose guest is at rest and whose link is closed, and ends its VMM. On failure it runs on.
+    /// Keeps all of a running machine on disk and ends its VMM. Whoever calls has quiesced the guest and closed the link.
+    /// When it fails, the machine runs on as it was (quiesced), and nothing is kept. When it succeeds, instances of the
+    /// machine are over: [`Instance::exited`] of each resolves. To its end even if the caller gives up.
     async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
         let _ = key;
-        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+        Err(DriverError::Unsupported("this driver cannot pause machines".to_owned()))
     }
 
-    /// Brings a paused machine back, its guest still at rest, under the policy that is on record. On failure it stays paused.
+    /// Brings a paused machine back, quiesced as it was. What was kept is let go once it runs; when it fails, the machine is
+    /// paused as before.
     async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
         let _ = (key, egress);
-        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+        Err(DriverError::Unsupported("this driver cannot resume machines".to_owned()))
+    }
+
+    /// Makes copies of a running machine, which stands still only as long as it takes to copy what is its own. Whoever calls
+    /// has quiesced the guest and closed the link, and configures source and children afterwards. `Err`: there are no
+    /// children, and the source goes on.
+    async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
+        let _ = (source, children);
+        Err(DriverError::Unsupported("this driver cannot fork machines".to_owned()))
     }
 
     /// Every machine of which anything exists on this host, whole or not.
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError>;
 
-    /// Ends a machine and removes all of it. Idempotent; when it returns `Ok`, nothing is left.
+    /// Ends a machine, paused ones too, and removes all of it. Idempotent; when it returns `Ok`, nothing is left.
     async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError>;
 
     /// Lets go of what is held only for speed (waiting VMMs) before the service ends.

@@ -17,6 +17,12 @@ pub enum DriverError {
     /// A limit of this host is reached.
     #[error("{0}")]
     Exhausted(String),
+    /// The machine is not in a state that allows it.
+    #[error("{0}")]
+    WrongState(&'static str),
+    /// What was kept of a machine is not as it was written, or does not fit what is on this host now.
+    #[error("what was kept of the machine cannot be used: {0}")]
+    Damaged(String),
     /// A step of a launch failed: which, and what was seen.
     #[error("{stage} failed: {detail}")]
     Stage {
@@ -54,7 +60,8 @@ impl DriverError {
             Self::Unsupported(_) => ErrorCode::Unsupported,
             Self::HostFull => ErrorCode::HostFull,
             Self::Exhausted(_) => ErrorCode::Overloaded,
-            Self::Stage { .. } | Self::Io { .. } => ErrorCode::CreateFailed,
+            Self::WrongState(_) => ErrorCode::MachineNotRunning,
+            Self::Stage { .. } | Self::Io { .. } | Self::Damaged(_) => ErrorCode::CreateFailed,
         }
     }
 }
@@ -106,7 +113,9 @@ impl From<DriverError> for EngineError {
             DriverError::TemplateMissing(_)
             | DriverError::Unsupported(_)
             | DriverError::HostFull
+            | DriverError::WrongState(_)
             | DriverError::Exhausted(_) => e.to_string(),
+            DriverError::Damaged(_) => "what was kept of the machine cannot be used".to_owned(),
             DriverError::Stage { stage, .. } => format!("the machine could not be made: {stage} failed"),
             DriverError::Io { .. } => "the machine could not be made".to_owned(),
         };

@@ -20,8 +20,8 @@ pub mod microvm;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{
-    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, PauseReceipt,
-    TemplateInfo,
+    Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
+    PauseReceipt, TemplateInfo,
 };
 pub use engine::{Engine, EngineConfig, RecoveryReport};
 pub use error::{DriverError, EngineError};

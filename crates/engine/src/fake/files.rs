@@ -54,6 +54,13 @@ impl FakeFiles {
         Self { nodes: Mutex::default(), changes: broadcast::channel(4096).0, faults }
     }
 
+    /// Other files that begin as these are now.
+    pub(super) fn forked(&self) -> Self {
+        let files = Self::new(Arc::clone(&self.faults));
+        files.lock().clone_from(&self.lock());
+        files
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Node>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }

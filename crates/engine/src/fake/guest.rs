@@ -51,7 +51,7 @@ pub struct GuestFaults {
     pub no_kernel: AtomicBool,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Inside {
     generation: String,
     hostname: String,
@@ -59,7 +59,8 @@ struct Inside {
     jobs: HashMap<String, Arc<FakeJob>>,
 }
 
-struct FakeGuest {
+/// One guest. It lives as long as somebody holds it, paused or not.
+pub(super) struct FakeGuest {
     faults: Arc<GuestFaults>,
     inside: Arc<Mutex<Inside>>,
     files: FakeFiles,
@@ -71,10 +72,8 @@ struct FakeGuest {
 }
 
 /// The service as a router.
-pub(super) fn router(faults: Arc<GuestFaults>, ports: FakePorts, home: Handle) -> Router {
-    let files = FakeFiles::new(Arc::clone(&faults));
-    let (inside, end, bridges) = (Arc::default(), CancellationToken::new(), Bridges::default());
-    Router::new().add_service(Arc::new(FakeGuest { faults, inside, files, bridges, ports, end, home }))
+pub(super) fn router(guest: Arc<FakeGuest>) -> Router {
+    Router::new().add_service(guest)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -82,6 +81,22 @@ fn text(bytes: &[u8]) -> String {
 }
 
 impl FakeGuest {
+    /// A guest that was just booted.
+    pub(super) fn new(faults: Arc<GuestFaults>, ports: FakePorts, home: Handle) -> Self {
+        let files = FakeFiles::new(Arc::clone(&faults));
+        let (inside, end, bridges) = (Arc::default(), CancellationToken::new(), Bridges::default());
+        Self { faults, inside, files, bridges, ports, end, home }
+    }
+
+    /// A guest that begins as this one is now: with its files, names and environment, and its list of jobs. The jobs
+    /// themselves are played once; what either guest does to one that still runs, the other sees.
+    pub(super) fn forked(&self) -> Self {
+        let inside = Arc::new(Mutex::new(self.lock().clone()));
+        let (faults, ports, home) = (Arc::clone(&self.faults), self.ports.clone(), self.home.clone());
+        let (files, bridges) = (self.files.forked(), self.bridges.clone());
+        Self { faults, inside, files, bridges, ports, end: CancellationToken::new(), home }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -24,11 +24,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{
-    Adoption, Driver, EgressOrder, ExitReport, GuestStream, Instance, LaunchOrder, MachineNetwork, PauseReceipt,
-    TemplateInfo,
+    Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
+    PauseReceipt, TemplateInfo,
 };
 use crate::error::DriverError;
 use crate::machine::Language;
+use guest::FakeGuest;
 pub use guest::GuestFaults;
 use network::FakeNetwork;
 pub use ports::{FakePorts, Listener};
@@ -46,10 +47,16 @@ pub struct HostFaults {
     pub dial: AtomicU32,
     /// Policies that cannot be put in force.
     pub egress: Arc<AtomicU32>,
-    /// Pauses that fail; the machine runs on.
+    /// Pauses that fail and leave the machine running.
     pub pause: AtomicU32,
-    /// Returns from a pause that fail; the machine stays paused.
+    /// Pauses that find the host's disk full.
+    pub pause_host_full: AtomicU32,
+    /// Resumes that fail and leave the machine paused.
     pub resume: AtomicU32,
+    /// Forks that fail as a whole.
+    pub fork: AtomicU32,
+    /// Children of forks that fail, each for itself.
+    pub fork_child: AtomicU32,
 }
 
 /// Takes one fault from a counter; says whether there was one.
@@ -59,17 +66,27 @@ fn strikes(counter: &AtomicU32) -> bool {
 
 struct FakeMachine {
     service: GuestService,
+    /// The scripted guest behind it, unless the driver was given guests of another kind.
+    guest: Option<Arc<FakeGuest>>,
     exit: watch::Sender<Option<ExitReport>>,
     link: Mutex<CancellationToken>,
     network: FakeNetwork,
-    /// Nothing of it runs; its guest is as it was.
     paused: AtomicBool,
 }
 
 impl FakeMachine {
-    fn cut(&self) {
+    fn hang_up(&self) {
         self.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
     }
+
+    fn runs(&self) -> bool {
+        !self.paused.load(Ordering::SeqCst) && self.exit.borrow().is_none()
+    }
+}
+
+/// A failure that was asked for.
+fn asked_for(stage: &'static str) -> DriverError {
+    DriverError::Stage { stage, detail: "a fault was asked for".into() }
 }
 
 /// The driver. Clones share their machines and faults.
@@ -113,7 +130,7 @@ impl FakeDriver {
             launch_time,
             templates,
             internet: false,
-            snapshots: false,
+            snapshots: true,
             home: Handle::try_current().ok(),
             make_guest: None,
         }
@@ -126,10 +143,10 @@ impl FakeDriver {
         self
     }
 
-    /// A driver that can pause machines and bring them back.
+    /// A driver that cannot save machines.
     #[must_use]
-    pub fn with_snapshots(mut self) -> Self {
-        self.snapshots = true;
+    pub fn without_snapshots(mut self) -> Self {
+        self.snapshots = false;
         self
     }
 
@@ -170,14 +187,14 @@ impl FakeDriver {
     pub fn kill(&self, key: &GenerationKey, report: ExitReport) {
         if let Some(machine) = self.machines().get(key) {
             machine.exit.send_replace(Some(report));
-            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+            machine.hang_up();
         }
     }
 
     /// Breaks the byte stream of a machine that goes on, once.
     pub fn cut(&self, key: &GenerationKey) {
         if let Some(machine) = self.machines().get(key) {
-            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+            machine.hang_up();
         }
     }
 
@@ -186,21 +203,69 @@ impl FakeDriver {
         self.put(key);
     }
 
+    /// Whether a machine is paused.
+    #[must_use]
+    pub fn paused(&self, key: &GenerationKey) -> bool {
+        self.machines().get(key).is_some_and(|m| m.paused.load(Ordering::SeqCst))
+    }
+
     fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
-        let service = match &self.make_guest {
-            Some(make) => make(),
-            None => guest_side::service(guest::router(Arc::clone(&self.guest), self.ports.clone(), self.home())),
+        let guest = match &self.make_guest {
+            Some(_) => None,
+            None => Some(Arc::new(FakeGuest::new(Arc::clone(&self.guest), self.ports.clone(), self.home()))),
         };
+        self.put_guest(key, guest)
+    }
+
+    /// Makes a machine around a guest; one of the other kind where there is none.
+    fn put_guest(&self, key: GenerationKey, guest: Option<Arc<FakeGuest>>) -> Arc<FakeMachine> {
+        let service = match (&guest, &self.make_guest) {
+            (None, Some(make)) => make(),
+            (guest, _) => {
+                let guest = guest.clone();
+                let new = || Arc::new(FakeGuest::new(Arc::clone(&self.guest), self.ports.clone(), self.home()));
+                guest_side::service(guest::router(guest.unwrap_or_else(new)))
+            }
+        };
+        self.put_service(key, service, guest)
+    }
+
+    fn put_service(
+        &self,
+        key: GenerationKey,
+        service: GuestService,
+        guest: Option<Arc<FakeGuest>>,
+    ) -> Arc<FakeMachine> {
         let network = FakeNetwork::new(Arc::clone(&self.host.egress));
-        let machine = Arc::new(FakeMachine {
-            service,
-            exit: watch::channel(None).0,
-            link: Mutex::default(),
-            network,
-            paused: AtomicBool::new(false),
-        });
+        let (exit, link, paused) = (watch::channel(None).0, Mutex::default(), AtomicBool::new(false));
+        let machine = Arc::new(FakeMachine { service, guest, exit, link, network, paused });
         self.machines().insert(key, Arc::clone(&machine));
         machine
+    }
+
+    fn instance(&self, machine: Arc<FakeMachine>) -> Box<dyn Instance> {
+        Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() })
+    }
+
+    fn running(&self, key: &GenerationKey) -> Result<Arc<FakeMachine>, DriverError> {
+        let machine = self.machines().get(key).cloned().filter(|m| m.runs());
+        machine.ok_or(DriverError::WrongState("the machine does not run"))
+    }
+
+    fn child(&self, source: &FakeMachine, order: &ForkOrder) -> Result<Box<dyn Instance>, DriverError> {
+        if strikes(&self.host.fork_child) {
+            return Err(asked_for("fork"));
+        }
+        if self.machines().contains_key(&order.key) {
+            return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
+        }
+        let guest = source.guest.as_ref().map(|guest| Arc::new(guest.forked()));
+        let machine = self.put_guest(order.key, guest);
+        if let Err(e) = machine.network.enforce(&order.egress) {
+            self.machines().remove(&order.key);
+            return Err(e);
+        }
+        Ok(self.instance(machine))
     }
 }
 
@@ -214,7 +279,10 @@ struct FakeInstance {
 impl Instance for FakeInstance {
     async fn dial(&self) -> Result<GuestStream, DriverError> {
         if strikes(&self.host.dial) {
-            return Err(DriverError::Stage { stage: "dial", detail: "a fault was asked for".into() });
+            return Err(asked_for("dial"));
+        }
+        if !self.machine.runs() {
+            return Err(DriverError::WrongState("the machine does not run"));
         }
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let token = CancellationToken::new();
@@ -256,7 +324,7 @@ impl Driver for FakeDriver {
             allow_list: self.internet,
             internet_off: true,
             memory_snapshot: self.snapshots,
-            fork: false,
+            fork: self.snapshots,
         }
     }
 
@@ -286,28 +354,73 @@ impl Driver for FakeDriver {
             tokio::time::sleep(self.launch_time).await;
         }
         if strikes(&self.host.launch) {
-            return Err(DriverError::Stage { stage: "launch", detail: "a fault was asked for".into() });
+            return Err(asked_for("launch"));
         }
         let machine = self.put(order.key);
         if let Err(e) = machine.network.enforce(&order.egress) {
             self.machines().remove(&order.key);
             return Err(e);
         }
-        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
+        Ok(self.instance(machine))
     }
 
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
         let Some(machine) = self.machines().get(key).cloned() else { return Ok(Adoption::Absent) };
+        if machine.paused.load(Ordering::SeqCst) {
+            return Ok(Adoption::Paused);
+        }
         let report = machine.exit.borrow().clone();
         Ok(match report {
             Some(report) => Adoption::Dead(report),
-            None if machine.paused.load(Ordering::SeqCst) => Adoption::Paused,
             None => {
                 // It fails closed.
                 let _ = machine.network.enforce(egress);
-                Adoption::Running(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
+                Adoption::Running(self.instance(machine))
             }
         })
+    }
+
+    async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
+        let machine = self.running(key)?;
+        if strikes(&self.host.pause_host_full) {
+            return Err(DriverError::HostFull);
+        }
+        if strikes(&self.host.pause) {
+            return Err(asked_for("pause"));
+        }
+        machine.paused.store(true, Ordering::SeqCst);
+        machine.hang_up();
+        machine.exit.send_replace(Some(ExitReport::Vmm("the machine was paused".into())));
+        Ok(PauseReceipt { memory_bytes: 4096, device_bytes: 1, still_ms: 0 })
+    }
+
+    async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
+        let machine = self.machines().get(key).cloned().filter(|m| m.paused.load(Ordering::SeqCst));
+        let machine = machine.ok_or(DriverError::WrongState("the machine is not paused"))?;
+        self.report().enforces(&egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
+        if strikes(&self.host.resume) {
+            return Err(asked_for("resume"));
+        }
+        // The same guest in another process.
+        let back = self.put_service(*key, machine.service.clone(), machine.guest.clone());
+        if let Err(e) = back.network.enforce(egress) {
+            self.machines().insert(*key, machine);
+            return Err(e);
+        }
+        Ok(self.instance(back))
+    }
+
+    async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
+        let machine = self.running(source)?;
+        for child in children {
+            self.report().enforces(&child.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
+        }
+        if strikes(&self.host.fork) {
+            return Err(asked_for("fork"));
+        }
+        machine.hang_up();
+        let children = children.iter().map(|order| self.child(&machine, order)).collect();
+        Ok(Forked { children, memory_bytes: 4096, device_bytes: 1, still_ms: 0 })
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {
@@ -316,32 +429,12 @@ impl Driver for FakeDriver {
 
     async fn destroy(&self, key: &GenerationKey) -> Result<(), DriverError> {
         if strikes(&self.host.destroy) {
-            return Err(DriverError::Stage { stage: "destroy", detail: "a fault was asked for".into() });
+            return Err(asked_for("destroy"));
         }
         if let Some(machine) = self.machines().remove(key) {
-            machine.link.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+            machine.hang_up();
         }
         Ok(())
-    }
-
-    async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
-        if strikes(&self.host.pause) {
-            return Err(DriverError::HostFull);
-        }
-        let machine = self.machines().get(key).cloned().ok_or(DriverError::Unsupported("no such machine".into()))?;
-        machine.paused.store(true, Ordering::SeqCst);
-        machine.cut();
-        Ok(PauseReceipt::default())
-    }
-
-    async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
-        if strikes(&self.host.resume) {
-            return Err(DriverError::HostFull);
-        }
-        let machine = self.machines().get(key).cloned().ok_or(DriverError::Unsupported("no such machine".into()))?;
-        machine.network.enforce(egress)?;
-        machine.paused.store(false, Ordering::SeqCst);
-        Ok(Box::new(FakeInstance { machine, host: Arc::clone(&self.host), home: self.home() }))
     }
 
     async fn shutdown(&self) {}

@@ -53,7 +53,7 @@ impl Actor {
             timeout(REST_DEADLINE, quiet).await.map_err(|_| silent("it did not come to rest in time"))??;
             link.rest().await;
             match timeout(DRIVER_DEADLINE, self.world.driver.pause(&self.record.key)).await {
-                Ok(done) => done.map_err(EngineError::from),
+                Ok(done) => done.map_err(|e| told(e.into(), "the machine could not be saved")),
                 Err(_) => Err(EngineError::new(ErrorCode::Internal, "the machine was not saved in time")),
             }
         };
@@ -149,7 +149,7 @@ impl Actor {
         self.write(resuming).await.map_err(|e| Unresumed::Still(super::actor::store_failed(&e)))?;
         let order = self.shared.shelf.egress_order(self.record.spec.egress.clone());
         let brought = match timeout(DRIVER_DEADLINE, self.world.driver.resume(&self.record.key, &order)).await {
-            Ok(done) => done.map_err(EngineError::from),
+            Ok(done) => done.map_err(|e| told(e.into(), "the machine could not be brought back")),
             Err(_) => Err(EngineError::new(ErrorCode::Internal, "the machine was not brought back in time")),
         };
         let instance: Arc<dyn Instance> = match brought {
@@ -171,7 +171,8 @@ impl Actor {
         let (identity, limit) = (self.identity(), self.world.config.ready_deadline);
         tokio::select! {
             done = link.introduce(Arc::clone(&instance), &identity, limit) => done.map_err(|e| {
-                (Failure { kind: FailureKind::GuestEnded, message: "its guest did not answer after a pause".into() }, e)
+                let message = "its guest could not be put right after a pause";
+                (Failure { kind: FailureKind::GuestEnded, message: message.into() }, told(e, message))
             })?,
             report = instance.exited() => return Err((died(&report), silent("it ended while it was brought back"))),
         }
@@ -193,6 +194,14 @@ impl Actor {
         info!(machine = %self.record.generation, "resumed");
         Ok(())
     }
+}
+
+/// A driver's or a guest's failure; what it says of creating is said of this.
+fn told(e: EngineError, what: &'static str) -> EngineError {
+    if e.code() == ErrorCode::CreateFailed {
+        return EngineError::new(ErrorCode::Internal, what).because(e.internal().unwrap_or_default());
+    }
+    e
 }
 
 /// Why a machine was not resumed.

@@ -24,6 +24,8 @@ use crate::error::DriverError;
 
 /// Time-out of one call to QEMU that does no work.
 pub(super) const QUICK: Duration = Duration::from_secs(10);
+/// How long an agent has to see its host go.
+pub(super) const SETTLE: Duration = Duration::from_millis(20);
 /// Longest time for a warm-up command.
 const WARM_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -109,6 +111,8 @@ async fn boot(order: &ColdOrder<'_>, folder: &Path, group: &str) -> Result<Boote
                     root: root.as_fd(),
                     data: data.as_fd(),
                     kernel: Some((kernel.as_fd(), initrd.as_fd())),
+                    overlay: None,
+                    layers: Vec::new(),
                     names: Default::default(),
                 },
             )
@@ -179,28 +183,32 @@ pub(super) async fn rest(client: &GuestClient, qmp: &Qmp, whole: bool) -> Result
         .await
         .map_err(|e| DriverError::Stage { stage: "bringing the guest to rest", detail: format!("{e}") })?;
     client.close();
+    tokio::time::timeout(QUICK, alone(qmp)).await.map_err(|_| DriverError::Stage {
+        stage: "closing the link",
+        detail: "QEMU still sees a client".to_owned(),
+    })??;
+    tokio::time::sleep(if whole { Duration::from_millis(150) } else { SETTLE }).await;
+    qmp.call("stop", json!({}), QUICK).await.map_err(stage)?;
+    Ok(())
+}
+
+/// Waits until QEMU sees nobody at the agent port.
+pub(super) async fn alone(qmp: &Qmp) -> Result<(), DriverError> {
     // The agent must have seen the host go, or its first moments in every machine are spent on a dead connection.
-    let until = Instant::now() + QUICK;
     loop {
-        let list = qmp.call("query-chardev", json!({}), QUICK).await.map_err(stage)?;
+        let list = qmp
+            .call("query-chardev", json!({}), QUICK)
+            .await
+            .map_err(|e| DriverError::Stage { stage: "closing the link", detail: chain(&e) })?;
         let gone = list.as_array().is_some_and(|l| {
             l.iter()
                 .any(|c| c["label"] == "agent" && c["filename"].as_str().is_some_and(|f| f.starts_with("disconnected")))
         });
         if gone {
-            break;
-        }
-        if Instant::now() > until {
-            return Err(DriverError::Stage {
-                stage: "closing the link",
-                detail: "QEMU still sees a client".to_owned(),
-            });
+            return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    tokio::time::sleep(Duration::from_millis(if whole { 150 } else { 20 })).await;
-    qmp.call("stop", json!({}), QUICK).await.map_err(stage)?;
-    Ok(())
 }
 
 /// Runs a command so that what it needs is in the guest's page cache. That it is not there is no failure.

@@ -29,7 +29,12 @@ pub mod fd {
     pub const INITRD: i32 = 10;
     /// The tap, made by the launcher.
     pub const TAP: i32 = 11;
+    /// The first of the former overlays that are read below the machine's own, the oldest first.
+    pub const LAYERS: i32 = 12;
 }
+
+/// Most former overlays below a machine's own. Every one of them is a look-up more for what a disk was not written since.
+pub const LAYERS_MAX: usize = 8;
 
 /// Size of the translator's code cache under software emulation, MiB: what it once filled is not given back. QEMU's own
 /// default is up to 1 GiB a machine; docs/decisions/008 has the trials.
@@ -49,7 +54,10 @@ pub enum Start {
         kernel_arguments: String,
     },
     /// From saved device state that arrives over the control channel; memory is private.
-    Restore,
+    Restore {
+        /// Former overlays below its own, at most [`LAYERS_MAX`].
+        layers: usize,
+    },
 }
 
 /// All that shapes a VMM.
@@ -125,15 +133,32 @@ pub fn command_line(plan: &VmPlan) -> Vec<String> {
     a.pair("-blockdev", "driver=raw,node-name=root,file=root-file,read-only=on");
     a.pair("-device", "virtio-blk-device,drive=root,serial=root");
     a.pair("-add-fd", format!("fd={},set=2", fd::DATA));
-    if cold {
-        a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/2,discard=unmap");
-        a.pair("-blockdev", "driver=raw,node-name=data,file=data-file,discard=unmap");
-    } else {
-        a.pair("-add-fd", format!("fd={},set=3", fd::OVERLAY));
-        a.pair("-blockdev", "driver=file,node-name=base-file,filename=/dev/fdset/2,read-only=on,auto-read-only=off");
-        a.pair("-blockdev", "driver=raw,node-name=base,file=base-file,read-only=on");
-        a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/3,discard=unmap");
-        a.pair("-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=base,discard=unmap");
+    match plan.start {
+        Start::Cold { .. } => {
+            a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/2,discard=unmap");
+            a.pair("-blockdev", "driver=raw,node-name=data,file=data-file,discard=unmap");
+        }
+        Start::Restore { layers } => {
+            a.pair("-add-fd", format!("fd={},set=3", fd::OVERLAY));
+            a.pair("-blockdev", "driver=file,node-name=base-file,filename=/dev/fdset/2,read-only=on,auto-read-only=off");
+            a.pair("-blockdev", "driver=raw,node-name=base,file=base-file,read-only=on");
+            let mut below = "base".to_owned();
+            for (n, fd) in (0..layers).zip(fd::LAYERS..) {
+                a.pair("-add-fd", format!("fd={fd},set={fd}"));
+                a.pair(
+                    "-blockdev",
+                    format!("driver=file,node-name=layer-file-{n},filename=/dev/fdset/{fd},read-only=on,auto-read-only=off"),
+                );
+                let layer = format!("layer-{n}");
+                a.pair(
+                    "-blockdev",
+                    format!("driver=qcow2,node-name={layer},file=layer-file-{n},backing={below},read-only=on"),
+                );
+                below = layer;
+            }
+            a.pair("-blockdev", "driver=file,node-name=data-file,filename=/dev/fdset/3,discard=unmap");
+            a.pair("-blockdev", format!("driver=qcow2,node-name=data,file=data-file,backing={below},discard=unmap"));
+        }
     }
     // A full host stops the machine instead of telling the guest of a broken disk; the service lets it go on when there is space.
     a.pair("-device", "virtio-blk-device,drive=data,serial=data,werror=enospc,rerror=report");
@@ -154,7 +179,7 @@ pub fn command_line(plan: &VmPlan) -> Vec<String> {
             a.pair("-initrd", format!("/proc/self/fd/{}", fd::INITRD));
             a.pair("-append", kernel_arguments.clone());
         }
-        Start::Restore => {
+        Start::Restore { .. } => {
             a.pair("-incoming", "defer");
             a.flag("-S");
         }
@@ -174,7 +199,10 @@ pub fn descriptors(start: &Start) -> Vec<i32> {
     let mut numbers = vec![fd::OUT, fd::ERR, fd::MEMORY, fd::AGENT, fd::QMP, fd::ROOT, fd::DATA];
     match start {
         Start::Cold { .. } => numbers.extend([fd::KERNEL, fd::INITRD]),
-        Start::Restore => numbers.push(fd::OVERLAY),
+        Start::Restore { layers } => {
+            numbers.push(fd::OVERLAY);
+            numbers.extend((0..*layers).zip(fd::LAYERS..).map(|(_, fd)| fd));
+        }
     }
     numbers
 }
@@ -214,7 +242,21 @@ mod tests {
 
     #[test]
     fn a_restore_is_exactly_this() {
-        assert_eq!(text(&plan(Start::Restore)), include_str!("testdata/restore.args").trim_end());
+        assert_eq!(text(&plan(Start::Restore { layers: 0 })), include_str!("testdata/restore.args").trim_end());
+    }
+
+    #[test]
+    fn former_overlays_are_read_below_the_machines_own_the_oldest_lowest() {
+        let t = text(&plan(Start::Restore { layers: 2 }));
+        let below: Vec<&str> = t.lines().filter(|l| l.contains("backing=")).collect();
+        assert_eq!(
+            below,
+            [
+                "-blockdev driver=qcow2,node-name=layer-0,file=layer-file-0,backing=base,read-only=on",
+                "-blockdev driver=qcow2,node-name=layer-1,file=layer-file-1,backing=layer-0,read-only=on",
+                "-blockdev driver=qcow2,node-name=data,file=data-file,backing=layer-1,discard=unmap",
+            ]
+        );
     }
 
     #[test]
@@ -233,9 +275,10 @@ mod tests {
 
     #[test]
     fn every_descriptor_named_in_the_arguments_is_passed_and_no_other() {
-        for start in [Start::Restore, Start::Cold { kernel_arguments: String::new() }] {
+        let restores = [0, 1, LAYERS_MAX].map(|layers| Start::Restore { layers });
+        for start in restores.into_iter().chain([Start::Cold { kernel_arguments: String::new() }]) {
             let t = text(&plan(start.clone()));
-            for n in 3..=10 {
+            for n in (3..=10).chain(fd::LAYERS..fd::LAYERS + LAYERS_MAX as i32) {
                 let named = [format!("fd={n},"), format!("/fd/{n},"), format!("/fd/{n}\n")]
                     .iter()
                     .any(|s| t.contains(s.as_str()));

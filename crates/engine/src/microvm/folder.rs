@@ -26,7 +26,8 @@ pub const OVERLAY: &str = "disk.qcow2";
 pub const VMM_LOG: &str = "vmm.log";
 /// Last lines of the guest's console.
 pub const CONSOLE_LOG: &str = "console.log";
-const RECORD: &str = "vmm.json";
+/// The record.
+pub const RECORD: &str = "vmm.json";
 const RECORD_BYTES_MAX: u64 = 64 * 1024;
 
 /// What is remembered of a VMM.
@@ -45,6 +46,9 @@ pub struct Record {
     pub start_time: u64,
     /// Key of the frozen template it starts from; empty while a template is being frozen.
     pub frozen: String,
+    /// Which making of that template; empty in records of before there were pauses.
+    #[serde(default)]
+    pub making: String,
     /// The template.
     pub template: String,
     /// The size.
@@ -110,6 +114,8 @@ pub struct Places {
     pub waiting: PathBuf,
     /// Frozen templates.
     pub frozen: PathBuf,
+    /// Former overlays that machines share.
+    pub disks: PathBuf,
     /// Half-made things.
     pub tmp: PathBuf,
     /// Always empty; every jail mounts its own root over it.
@@ -128,14 +134,15 @@ impl Places {
             machines: data.join("machines"),
             waiting: data.join("waiting"),
             frozen: data.join("frozen"),
+            disks: data.join("disks"),
             tmp: data.join("tmp"),
             scratch: data.join("jail"),
             accelerator: data.join("accelerator.json"),
         };
-        for dir in [&p.machines, &p.waiting, &p.frozen, &p.tmp, &p.scratch] {
+        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.tmp, &p.scratch] {
             fs::create_dir_all(dir)?;
         }
-        for dir in [&p.machines, &p.waiting, &p.frozen, &p.tmp] {
+        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.tmp] {
             fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
         }
         Ok(p)
@@ -218,6 +225,7 @@ mod tests {
             pid: 1,
             start_time: 2,
             frozen: "f".into(),
+            making: "m".into(),
             template: "python".into(),
             size: "micro".into(),
         };

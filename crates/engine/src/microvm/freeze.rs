@@ -53,6 +53,9 @@ pub struct KeyInputs {
     pub root: String,
 }
 
+/// The root image, beside what was frozen with it.
+const ROOT: &str = "root.erofs";
+
 /// The current [`KeyInputs::form`].
 const FORM: u32 = 1;
 
@@ -82,7 +85,7 @@ impl KeyInputs {
         Self {
             form: FORM,
             qemu: qemu.to_owned(),
-            arguments: vec![command_line(&plan(cold)), command_line(&plan(Start::Restore))],
+            arguments: vec![command_line(&plan(cold)), command_line(&plan(Start::Restore { layers: 0 }))],
             processor: if accelerator == Accelerator::Kvm { processor.to_owned() } else { String::new() },
             disk_mib: size.disk_mib,
             template: template.to_string(),
@@ -124,12 +127,19 @@ pub struct Frozen {
     pub template: TemplateName,
     /// The size.
     pub class: SizeClass,
+    /// Which making of this key it is: one that was damaged is made again, with other memory. What a machine keeps when it
+    /// is paused fits no other.
+    pub making: String,
     root: PathBuf,
     dir: PathBuf,
     memory: tokio::sync::Mutex<Option<(Arc<SealedMemory>, Instant)>>,
 }
 
 impl Frozen {
+    fn new(key: String, template: TemplateName, class: SizeClass, making: String, root: PathBuf, dir: PathBuf) -> Self {
+        Self { key, template, class, making, root, dir, memory: tokio::sync::Mutex::new(None) }
+    }
+
     /// Its sealed memory, loaded if it is not.
     ///
     /// # Errors
@@ -200,14 +210,11 @@ pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
     let (inputs, class, at) = (order.inputs.clone(), order.class, dir.clone());
     let whole = blocking(move || Ok(verify(&at, &inputs, class))).await.ok()?;
     match whole {
-        Ok(()) => Some(Frozen {
-            key,
-            template: order.template.clone(),
-            class: order.class,
-            root: order.files.root.clone(),
-            dir,
-            memory: tokio::sync::Mutex::new(None),
-        }),
+        Ok(making) => {
+            keep_root(&order.files.root, &dir);
+            let root = order.files.root.clone();
+            Some(Frozen::new(key, order.template.clone(), order.class, making, root, dir))
+        }
         Err(why) => {
             if dir.exists() {
                 tracing::warn!(template = %order.template, size = %order.class, why, "a frozen template is not usable and is made again");
@@ -217,9 +224,61 @@ pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
     }
 }
 
-fn verify(dir: &Path, inputs: &KeyInputs, class: SizeClass) -> Result<(), &'static str> {
-    let m = fs::read(dir.join("manifest.json")).map_err(|_| "no manifest")?;
-    let m: Manifest = serde_json::from_slice(&m).map_err(|_| "its manifest is damaged")?;
+/// Gives the root image a name beside what was frozen with it: a template that is built again takes its own away, and a
+/// paused machine needs the one it had. Where that cannot be done (another file system), it needs the template as it is.
+fn keep_root(root: &Path, dir: &Path) {
+    match fs::hard_link(root, dir.join(ROOT)) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            tracing::debug!(error = %e, "the root image is not kept beside its frozen template");
+        }
+        _ => {}
+    }
+}
+
+/// What finding a frozen template by its key alone needs.
+pub(super) struct KeptOrder<'a> {
+    pub(super) places: &'a Places,
+    pub(super) key: &'a str,
+    pub(super) template: &'a TemplateName,
+    pub(super) class: SizeClass,
+    /// Makes the inputs that this host would have for these files.
+    pub(super) inputs: &'a (dyn Fn(&BootFiles) -> KeyInputs + Sync),
+    /// The root image of the template as it is now, and its digest.
+    pub(super) root: Option<(PathBuf, String)>,
+}
+
+/// The frozen template that a paused machine was made from. Blocks.
+pub(super) fn find_kept(order: &KeptOrder<'_>) -> Result<Frozen, DriverError> {
+    let damaged = |why: &str| DriverError::Damaged(format!("its frozen template: {why}"));
+    let dir = order.places.frozen.join(order.key);
+    let text = fs::read(dir.join("manifest.json")).map_err(|_| damaged("it is not on this host any more"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|_| damaged("its manifest is damaged"))?;
+    let then = manifest.inputs;
+    let now = (order.inputs)(&BootFiles {
+        kernel: PathBuf::new(),
+        kernel_digest: then.kernel.clone(),
+        initramfs: PathBuf::new(),
+        initramfs_digest: then.initramfs.clone(),
+        root: PathBuf::new(),
+        root_digest: then.root.clone(),
+    });
+    if now != then || now.key() != order.key {
+        return Err(damaged("this host's QEMU or processor is another one now"));
+    }
+    let making = verify(&dir, &then, order.class).map_err(damaged)?;
+    let kept = dir.join(ROOT);
+    let root = match &order.root {
+        _ if kept.is_file() => kept,
+        Some((now, digest)) if *digest == then.root => now.clone(),
+        _ => return Err(damaged("its root image is not on this host any more")),
+    };
+    Ok(Frozen::new(order.key.to_owned(), order.template.clone(), order.class, making, root, dir))
+}
+
+/// Looks whether all of it is there. Says which making it is.
+fn verify(dir: &Path, inputs: &KeyInputs, class: SizeClass) -> Result<String, &'static str> {
+    let text = fs::read(dir.join("manifest.json")).map_err(|_| "no manifest")?;
+    let m: Manifest = serde_json::from_slice(&text).map_err(|_| "its manifest is damaged")?;
     if m.inputs != *inputs {
         return Err("its manifest belongs to another one");
     }
@@ -240,7 +299,8 @@ fn verify(dir: &Path, inputs: &KeyInputs, class: SizeClass) -> Result<(), &'stat
     {
         return Err("this host's clock rate is another one");
     }
-    Ok(())
+    // Two makings never have the same devices' state: it holds times to the nanosecond.
+    Ok(hex::encode(&Sha256::digest(&text)[..16]))
 }
 
 /// Freezes. Takes seconds. Whole or not at all.

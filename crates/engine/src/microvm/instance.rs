@@ -4,6 +4,7 @@ use std::fs;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -46,6 +47,19 @@ pub struct Machine {
     exit: watch::Sender<Option<ExitReport>>,
     stream: Mutex<Option<StdStream>>,
     watcher: OnceLock<tokio::task::AbortHandle>,
+    /// The control channel, while it is open.
+    qmp: Mutex<Option<Arc<Qmp>>>,
+    /// Somebody holds it still on purpose; see [`Still`].
+    still: AtomicBool,
+}
+
+/// While this lives, the watcher does not let a stopped machine go on.
+pub(super) struct Still<'a>(&'a AtomicBool);
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// What is known of the host's disk.
@@ -78,11 +92,12 @@ impl Machine {
             exit: watch::Sender::new(None),
             stream: Mutex::new(None),
             watcher: OnceLock::new(),
+            qmp: Mutex::new(Some(Arc::new(qmp))),
+            still: AtomicBool::new(false),
         });
         let watcher = tokio::spawn(
             Watch {
                 machine: machine.clone(),
-                qmp: Some(qmp),
                 full_since: full.now.then(Instant::now),
                 full_patience: full.patience,
                 why: None,
@@ -99,7 +114,28 @@ impl Machine {
         if let Some(watcher) = self.watcher.get() {
             watcher.abort();
         }
+        self.set_qmp(None);
         self.hang_up();
+    }
+
+    /// The control channel, if it is open.
+    pub(super) fn qmp(&self) -> Option<Arc<Qmp>> {
+        self.qmp.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_qmp(&self, qmp: Option<Arc<Qmp>>) {
+        *self.qmp.lock().unwrap_or_else(PoisonError::into_inner) = qmp;
+    }
+
+    /// For as long as it is held, nobody else lets the machine go on.
+    pub(super) fn hold_still(&self) -> Still<'_> {
+        self.still.store(true, Ordering::Release);
+        Still(&self.still)
+    }
+
+    /// Says to whoever waits for its end that it is over.
+    pub(super) fn over(&self, why: ExitReport) {
+        self.exit.send_replace(Some(why));
     }
 
     /// Takes the seat of its network.
@@ -128,6 +164,11 @@ impl Machine {
     /// Gives its seat back. Only when its process is gone.
     pub fn release_seat(&self) {
         drop(self.seat.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Lets somebody else give its seat back.
+    pub(super) fn take_seat(&self) -> Option<Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Closes the open stream to the agent, if any.
@@ -217,7 +258,6 @@ fn unknown() -> ExitReport {
 
 struct Watch {
     machine: Arc<Machine>,
-    qmp: Option<Qmp>,
     full_since: Option<Instant>,
     full_patience: Duration,
     why: Option<ExitReport>,
@@ -242,13 +282,14 @@ impl Watch {
                     Some(event) => self.take(event).await,
                     None => {
                         open = false;
-                        self.qmp = None;
+                        machine.set_qmp(None);
                         // It may be ending right now. If it is not, somebody or something closed the channel: open it again.
                         tokio::time::sleep(Duration::from_millis(200)).await;
                         if !machine.vmm.process.ended() {
                             match control(&machine.folder, None).await {
                                 Ok((qmp, again)) => {
-                                    (self.qmp, events, open) = (Some(qmp), again, true);
+                                    machine.set_qmp(Some(Arc::new(qmp)));
+                                    (events, open) = (again, true);
                                 }
                                 Err(e) => tracing::warn!(machine = %machine.key, error = %e, "the control channel is lost; the process is still watched"),
                             }
@@ -277,8 +318,8 @@ impl Watch {
     async fn take(&mut self, event: Event) {
         match event.name.as_str() {
             "SHUTDOWN" if event.data["guest"] == Value::Bool(true) => {
-                let console = match &self.qmp {
-                    Some(qmp) => console(qmp).await,
+                let console = match self.machine.qmp() {
+                    Some(qmp) => console(&qmp).await,
                     None => String::new(),
                 };
                 // Its folder goes with `destroy`; a log that cannot be written is no reason to hide the end.
@@ -296,7 +337,10 @@ impl Watch {
 
     /// Lets a machine that stopped for want of space try again. It stops by itself if there is still none.
     async fn go_on(&mut self) {
-        let (Some(since), Some(qmp)) = (self.full_since, &self.qmp) else { return };
+        let (Some(since), Some(qmp)) = (self.full_since, self.machine.qmp()) else { return };
+        if self.machine.still.load(Ordering::Acquire) {
+            return;
+        }
         let status = match qmp.call("query-status", json!({}), QUICK).await {
             Ok(v) => v["status"].as_str().unwrap_or("").to_owned(),
             Err(_) => return,

@@ -5,19 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{Accelerator, GenerationKey, SizeClass, TemplateName};
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
-use super::freeze::{FreezeOrder, Frozen, KeyInputs, find, freeze};
+use super::freeze::{FreezeOrder, Frozen, KeptOrder, KeyInputs, find, find_kept, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
-use super::pool::{Prepared, awaken, prepare, restore};
+use super::pause::forget_vmm;
+use super::pool::{Disk, Prepared, awaken, prepare, restore};
 use super::qmp::{Event, Qmp};
 use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
-use super::{Inner, folder};
+use super::{Inner, folder, fork, paused};
 use crate::driver::{EgressOrder, ExitReport, LaunchOrder};
 use crate::error::DriverError;
 
@@ -27,6 +28,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(15);
 /// What was found of a machine.
 pub(super) enum Found {
     Running(Arc<Machine>),
+    Paused,
     Dead(ExitReport),
     Absent,
 }
@@ -36,19 +38,8 @@ impl Inner {
     pub(super) async fn frozen(&self, template: &TemplateName, class: SizeClass) -> Result<Arc<Frozen>, DriverError> {
         let files = self.boot_files(template).await?;
         let verdict = self.verdict(&files).await?;
-        let inputs = KeyInputs::new(
-            &self.qemu_version,
-            verdict.accelerator,
-            (self.host.jail.sandbox(), self.host.network.has_cards()),
-            &self.processor,
-            template,
-            class.spec(),
-            &files,
-        );
-        let slot = {
-            let mut frozen = self.frozen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            frozen.entry(inputs.key()).or_default().clone()
-        };
+        let inputs = self.key_inputs(verdict.accelerator, template, class, &files);
+        let slot = self.frozen_slot(inputs.key());
         // Held while it is made: everyone else who wants it waits here.
         let mut slot = slot.lock().await;
         if let Some(ready) = slot.as_ref() {
@@ -76,6 +67,58 @@ impl Inner {
         };
         let ready = Arc::new(ready);
         *slot = Some(ready.clone());
+        Ok(ready)
+    }
+
+    /// What shapes the memory of `template` in `class` on this host.
+    pub(super) fn key_inputs(
+        &self,
+        accelerator: Accelerator,
+        template: &TemplateName,
+        class: SizeClass,
+        files: &boot::BootFiles,
+    ) -> KeyInputs {
+        let walls = (self.host.jail.sandbox(), self.host.network.has_cards());
+        KeyInputs::new(&self.qemu_version, accelerator, walls, &self.processor, template, class.spec(), files)
+    }
+
+    fn frozen_slot(&self, key: String) -> super::FrozenSlot {
+        super::held(&self.frozen).entry(key).or_default().clone()
+    }
+
+    /// The very frozen template that a paused machine was made from.
+    pub(super) async fn frozen_kept(
+        self: &Arc<Self>,
+        (key, making): (&str, &str),
+        template: &TemplateName,
+        class: SizeClass,
+    ) -> Result<Arc<Frozen>, DriverError> {
+        let slot = self.frozen_slot(key.to_owned());
+        let mut slot = slot.lock().await;
+        let ready = match slot.as_ref() {
+            Some(ready) => ready.clone(),
+            None => {
+                let (inner, key, template) = (self.clone(), key.to_owned(), template.clone());
+                let found = blocking(move || {
+                    let accelerator = inner.current().accelerator;
+                    let now = inner.images.boot_files(&template).ok();
+                    find_kept(&KeptOrder {
+                        places: &inner.places,
+                        key: &key,
+                        template: &template,
+                        class,
+                        inputs: &|files| inner.key_inputs(accelerator, &template, class, files),
+                        root: now.map(|files| (files.root, files.root_digest)),
+                    })
+                });
+                let found = Arc::new(found.await?);
+                *slot = Some(found.clone());
+                found
+            }
+        };
+        if ready.making != making {
+            return Err(DriverError::Damaged("its frozen template was made again since".to_owned()));
+        }
         Ok(ready)
     }
 
@@ -131,7 +174,10 @@ impl Inner {
     ) -> Result<Arc<Machine>, DriverError> {
         let mut prepared = match self.pool.take(&self.host, &frozen.key).await {
             Some(waiting) => hand_over(waiting, place)?,
-            None => prepare(&self.host, self.current().accelerator, frozen, place, order.key.to_string()).await?,
+            None => {
+                let own = (place, order.key.to_string());
+                prepare(&self.host, self.current().accelerator, frozen, own, Disk::default()).await?
+            }
         };
         let index = prepared.vmm.seat.as_ref().map(Seat::index);
         // Both before its guest runs.
@@ -148,7 +194,7 @@ impl Inner {
         Ok(machine)
     }
 
-    fn fullness(&self, now: bool) -> Fullness {
+    pub(super) fn fullness(&self, now: bool) -> Fullness {
         Fullness { now, patience: self.full_patience }
     }
 
@@ -162,6 +208,9 @@ impl Inner {
         let place = self.places.machine(key);
         if !place.exists() {
             return Ok(Found::Absent);
+        }
+        if paused::is_paused(&place) {
+            return Ok(Found::Paused);
         }
         let record = folder::read_record(&place).map_err(|e| DriverError::io("reading a machine's record", e))?;
         let lost = |why: &str| Ok(Found::Dead(ExitReport::Vmm(why.to_owned())));
@@ -209,6 +258,9 @@ impl Inner {
         (qmp, events): (Qmp, mpsc::Receiver<Event>),
         (full, egress): (bool, &EgressOrder),
     ) -> Arc<Machine> {
+        if let Err(e) = fork::settle(&qmp, &place).await {
+            tracing::error!(machine = %key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
+        }
         let (pid, index) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index));
         let machine = Machine::watch(key, place, vmm, qmp, events, self.fullness(full));
         match self.host.network.attach(pid, index, egress).await {
@@ -247,7 +299,22 @@ impl Inner {
         done
     }
 
-    async fn remove(&self, key: &GenerationKey) -> Result<(), DriverError> {
+    pub(super) async fn remove(&self, key: &GenerationKey) -> Result<(), DriverError> {
+        self.end_vmm(key).await?;
+        let place = self.places.machine(key);
+        blocking(move || folder::remove(&place).map_err(|e| DriverError::io("removing the machine's folder", e))).await?;
+        let machine = self.machines().remove(key);
+        if let Some(machine) = machine {
+            machine.leave_network().await;
+            machine.release_seat();
+        }
+        self.reserved().remove(key);
+        self.disks.release(key);
+        Ok(())
+    }
+
+    /// Ends a machine's VMM and removes what is the VMM's: its control group, and its files in the machine's folder.
+    pub(super) async fn end_vmm(&self, key: &GenerationKey) -> Result<(), DriverError> {
         let place = self.places.machine(key);
         let record = folder::read_record(&place).map_err(|e| DriverError::io("reading a machine's record", e))?;
         let machine = self.machines().get(key).cloned();
@@ -265,21 +332,14 @@ impl Inner {
             for group in groups {
                 host.cgroups.remove(&group, KILL_PATIENCE).map_err(io("removing the control group"))?;
             }
-            folder::remove(&place).map_err(io("removing the machine's folder"))
+            forget_vmm(&place).map_err(io("removing the files of a VMM"))
         })
-        .await?;
-        self.machines().remove(key);
-        if let Some(machine) = machine {
-            machine.leave_network().await;
-            machine.release_seat();
-        }
-        self.reserved().remove(key);
-        Ok(())
+        .await
     }
 }
 
 /// Gives a waiting VMM its machine's name: from one moment to the next its folder is the machine's.
-fn hand_over(mut waiting: Prepared, place: PathBuf) -> Result<Prepared, DriverError> {
+pub(super) fn hand_over(mut waiting: Prepared, place: PathBuf) -> Result<Prepared, DriverError> {
     fs::rename(&waiting.folder, &place).map_err(|e| DriverError::io("handing over a waiting VMM", e))?;
     waiting.folder = place;
     Ok(waiting)

@@ -6,13 +6,20 @@
 pub mod accelerator;
 mod block;
 pub mod boot;
+mod capture;
 pub mod command_line;
+pub mod delta;
+mod disks;
 pub mod folder;
+mod fork;
 pub mod freeze;
 pub mod images;
 pub mod instance;
 mod launch;
 pub mod network;
+pub mod pagemap;
+mod pause;
+mod paused;
 pub mod pool;
 pub mod process;
 pub mod qcow2;
@@ -37,10 +44,11 @@ pub use boot::BootFiles;
 pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
-use crate::driver::{Adoption, Driver, EgressOrder, Instance, LaunchOrder, TemplateInfo};
+use crate::driver::{Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, TemplateInfo};
 use crate::error::DriverError;
 use crate::jail;
 use boot::blocking;
+use disks::Disks;
 use folder::Places;
 use freeze::Frozen;
 use instance::{Machine, MicroVmInstance};
@@ -112,6 +120,7 @@ pub(crate) struct Inner {
     reserved: Mutex<HashMap<GenerationKey, Seat>>,
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
     pool: Arc<Pool>,
+    disks: Disks,
     cool_after: Duration,
     full_patience: Duration,
     sweeper: Mutex<Option<tokio::task::AbortHandle>>,
@@ -245,6 +254,11 @@ impl MicroVm {
             scratch: places.scratch.clone(),
         });
         let reserved = clean_up(&host, &places).await?;
+        let disks = {
+            let (root, machines) = (places.disks.clone(), places.machines.clone());
+            blocking(move || Disks::open(&root, &machines).map_err(|e| DriverError::io("looking for unused disks", e)))
+                .await?
+        };
         let first = {
             let images = images.clone();
             blocking(move || {
@@ -257,6 +271,7 @@ impl MicroVm {
         let verdict = accelerator::decide(config.accelerator, &ground).await?;
         let inner = Arc::new(Inner {
             pool: Arc::new(Pool::new(config.waiting, places.waiting.clone())),
+            disks,
             host,
             places,
             images,
@@ -359,9 +374,9 @@ async fn clean_up(host: &Arc<Host>, places: &Places) -> Result<HashMap<Generatio
     let (host, places) = (host.clone(), places.clone());
     blocking(move || {
         for entry in std::fs::read_dir(&places.tmp).map_err(io("listing half-made things"))?.flatten() {
-            if entry.file_name().to_str().is_some_and(|n| n.starts_with("freeze-")) {
+            if entry.file_name().to_str().is_some_and(|n| n.starts_with("freeze-") || n.starts_with("fork-")) {
                 let path = entry.path();
-                // Left from a freeze or trial that was cut off; if it stays, the next freeze clears its own.
+                // Left from a freeze, trial or fork that was cut off; if it stays, the next freeze clears its own.
                 let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
             }
         }
@@ -369,6 +384,16 @@ async fn clean_up(host: &Arc<Host>, places: &Places) -> Result<HashMap<Generatio
         let mut groups = Vec::new();
         for key in folder::keys(&places.machines).map_err(io("listing machines"))? {
             let place = places.machine(&key);
+            paused::remove_half(&place).map_err(io("removing half of what was kept"))?;
+            if paused::is_paused(&place) {
+                // Its group, if there is one, is nobody's.
+                match pause::settle(&place) {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        tracing::error!(machine = %key, %error, "what is left of the VMM of a paused machine stays")
+                    }
+                }
+            }
             let record = folder::read_record(&place).map_err(io("reading a machine's record"))?;
             groups.push(key.to_string());
             let uid = match record {
@@ -442,8 +467,8 @@ impl Driver for MicroVm {
             allow_list: self.inner.host.network.has_cards(),
             // By the rules of its seat, or because there is no network card at all.
             internet_off: true,
-            memory_snapshot: false,
-            fork: false,
+            memory_snapshot: true,
+            fork: true,
         }
     }
 
@@ -458,15 +483,7 @@ impl Driver for MicroVm {
                     let files = inner.images.boot_files(&name).ok();
                     let frozen = SizeClass::ALL.into_iter().filter(|class| {
                         files.as_ref().is_some_and(|files| {
-                            let inputs = freeze::KeyInputs::new(
-                                &inner.qemu_version,
-                                accelerator,
-                                (inner.host.jail.sandbox(), inner.host.network.has_cards()),
-                                &inner.processor,
-                                &name,
-                                class.spec(),
-                                files,
-                            );
+                            let inputs = inner.key_inputs(accelerator, &name, *class, files);
                             inner.places.frozen.join(inputs.key()).join("manifest.json").is_file()
                         })
                     });
@@ -489,9 +506,34 @@ impl Driver for MicroVm {
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
         Ok(match self.inner.adopt(key, egress).await? {
             Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner))),
+            Found::Paused => Adoption::Paused,
             Found::Dead(why) => Adoption::Dead(why),
             Found::Absent => Adoption::Absent,
         })
+    }
+
+    async fn pause(&self, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
+        let (inner, key) = (self.inner.clone(), *key);
+        detached(async move { inner.pause(&key).await }).await
+    }
+
+    async fn resume(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Box<dyn Instance>, DriverError> {
+        self.report().enforces(&egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
+        let (inner, key, egress) = (self.inner.clone(), *key, egress.clone());
+        let machine = detached(async move { inner.resume(&key, &egress).await }).await?;
+        Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
+    }
+
+    async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
+        for child in children {
+            self.report().enforces(&child.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
+        }
+        let (inner, source, children) = (self.inner.clone(), *source, children.to_vec());
+        let made = detached(async move { inner.fork(&source, &children).await }).await?;
+        let instance = |machine| Box::new(MicroVmInstance::new(machine, &self.inner)) as Box<dyn Instance>;
+        let children = made.children.into_iter().map(|child| child.map(instance)).collect();
+        let (memory_bytes, device_bytes, still_ms) = (made.memory_bytes, made.device_bytes, made.still_ms);
+        Ok(Forked { children, memory_bytes, device_bytes, still_ms })
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {

@@ -5,6 +5,7 @@
 //! again afterwards. It knows nothing of any machine, is handed out once and never comes back.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use super::boot::{self, QUICK, blocking};
 use super::command_line::Start;
 use super::freeze::Frozen;
 use super::qmp::{Event, Qmp, QmpError};
-use super::vmm::{Host, Vmm, VmmOrder, chain, control, log_text, start};
+use super::vmm::{Host, Names, Vmm, VmmOrder, chain, control, log_text, start};
 use crate::error::DriverError;
 
 /// Longest time for loading device state.
@@ -42,14 +43,23 @@ pub struct Prepared {
     pub(super) restored: bool,
 }
 
+/// The disk of a VMM to start. As it is by default: empty.
+#[derive(Default)]
+pub(super) struct Disk {
+    /// See [`VmmOrder::overlay`].
+    pub(super) overlay: Option<PathBuf>,
+    /// See [`VmmOrder::layers`].
+    pub(super) layers: Vec<File>,
+}
+
 /// Starts a VMM for machines of `frozen` up to the point where only device state is missing. On failure its folder
 /// and group may be left; the caller removes them.
 pub(super) async fn prepare(
     host: &Arc<Host>,
     accelerator: Accelerator,
     frozen: &Arc<Frozen>,
-    folder: PathBuf,
-    group: String,
+    (folder, group): (PathBuf, String),
+    disk: Disk,
 ) -> Result<Prepared, DriverError> {
     let memory = frozen.memory().await?;
     let vmm = {
@@ -63,12 +73,19 @@ pub(super) async fn prepare(
                     group,
                     accelerator,
                     size: frozen.class.spec(),
-                    start: Start::Restore,
+                    start: Start::Restore { layers: disk.layers.len() },
                     memory: memory.as_fd(),
                     root: root.as_fd(),
                     data: data.as_fd(),
                     kernel: None,
-                    names: (frozen.key.clone(), frozen.template.to_string(), frozen.class.to_string()),
+                    overlay: disk.overlay,
+                    layers: disk.layers,
+                    names: Names {
+                        frozen: frozen.key.clone(),
+                        making: frozen.making.clone(),
+                        template: frozen.template.to_string(),
+                        size: frozen.class.to_string(),
+                    },
                 },
             )
         })
@@ -90,10 +107,10 @@ fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
     DriverError::Stage { stage: "restoring the machine", detail: format!("{}; QEMU: {said}", chain(e)) }
 }
 
-/// Loads device state, unless that is done.
+/// Loads the template's device state, unless that is done.
 pub(super) async fn restore(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     if !p.restored {
-        load(p, frozen).await?;
+        load(p, &frozen.open_device()?).await?;
         p.restored = true;
     }
     Ok(())
@@ -105,8 +122,9 @@ pub(super) async fn awaken(p: &Prepared) -> Result<(), DriverError> {
     Ok(())
 }
 
-async fn load(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
-    let device = frozen.open_device()?;
+/// Loads device state. QEMU takes it once. Whatever code it translated before is thrown away with it, so memory may be
+/// written from outside until then.
+pub(super) async fn load(p: &mut Prepared, device: &File) -> Result<(), DriverError> {
     let vmm = &p.vmm;
     let fail = |e: QmpError| failed(&e, vmm);
     p.qmp.call_with("getfd", json!({"fdname": "state"}), Some(device.as_fd()), QUICK).await.map_err(fail)?;
@@ -237,7 +255,8 @@ impl Pool {
         while !self.is_closed() && self.count(&frozen.key) < self.target {
             let group = uuid::Uuid::now_v7().simple().to_string();
             let folder = self.parent.join(&group);
-            match prepare(host, accelerator, frozen, folder.clone(), group.clone()).await {
+            let own = (folder.clone(), group.clone());
+            match prepare(host, accelerator, frozen, own, Disk::default()).await {
                 Ok(p) if self.is_closed() => {
                     discard(host, p).await;
                     return;

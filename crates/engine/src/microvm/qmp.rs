@@ -128,6 +128,12 @@ pub struct Qmp {
     version: String,
 }
 
+impl std::fmt::Debug for Qmp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qmp").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Qmp {
     fn drop(&mut self) {
         self.reader.abort();

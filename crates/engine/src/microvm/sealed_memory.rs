@@ -12,7 +12,9 @@ use std::path::Path;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, memfd_create, seek};
 use rustix::io::Errno;
 
-const CHUNK: usize = 1024 * 1024;
+/// Name of a template's memory in the list of a process's mappings.
+pub const MEMORY_NAME: &str = "template-memory";
+pub(super) const CHUNK: usize = 1024 * 1024;
 const PAGE: usize = 4096;
 
 /// An anonymous memory file of `bytes`, all zero, that may be sealed later.
@@ -71,7 +73,7 @@ impl SealedMemory {
                 "the memory file has another size than its template",
             ));
         }
-        Ok(Self { file: sealed_copy("template-memory", path)? })
+        Ok(Self { file: sealed_copy(MEMORY_NAME, path)? })
     }
 }
 
@@ -123,12 +125,13 @@ pub fn save_sparse(memory: &File, path: &Path) -> io::Result<u64> {
 }
 
 /// Runs of neighbouring pages that are not all zero, with their offsets.
-fn runs(chunk: &[u8]) -> Vec<(usize, &[u8])> {
+pub(super) fn runs(chunk: &[u8]) -> Vec<(usize, &[u8])> {
+    const ZEROS: [u8; PAGE] = [0; PAGE];
     let mut found = Vec::new();
     let mut start = None;
     for at in (0..chunk.len()).step_by(PAGE) {
         let page = &chunk[at..chunk.len().min(at + PAGE)];
-        let zero = page.iter().all(|b| *b == 0);
+        let zero = page == &ZEROS[..page.len()];
         match (zero, start) {
             (false, None) => start = Some(at),
             (true, Some(s)) => {

@@ -72,8 +72,25 @@ pub struct VmmOrder<'a> {
     pub data: BorrowedFd<'a>,
     /// Kernel and initramfs (cold only).
     pub kernel: Option<(BorrowedFd<'a>, BorrowedFd<'a>)>,
-    /// For the record: key of the frozen template, its name and size.
-    pub names: (String, String, String),
+    /// The overlay of a machine that had one before, in the same file system; it gets a second name in the folder.
+    pub overlay: Option<PathBuf>,
+    /// Former overlays below it, the oldest first.
+    pub layers: Vec<File>,
+    /// For the record.
+    pub names: Names,
+}
+
+/// What a VMM starts from.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// Key of the frozen template.
+    pub frozen: String,
+    /// Which making of it: [`super::freeze::Frozen::making`].
+    pub making: String,
+    /// The template.
+    pub template: String,
+    /// The size.
+    pub size: String,
 }
 
 /// A VMM that runs.
@@ -113,7 +130,13 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
     let log = sealed_memory::bounded_log(LOG_BYTES).map_err(io("making the log"))?;
     let overlay = match order.start {
         Start::Cold { .. } => None,
-        Start::Restore => Some(make_overlay(&order.folder, order.size, uid).map_err(io("making the disk overlay"))?),
+        Start::Restore { .. } => Some(
+            match &order.overlay {
+                None => make_overlay(&order.folder, OVERLAY, order.size, uid),
+                Some(path) => link_overlay(path, &order.folder, uid),
+            }
+            .map_err(io("making the disk overlay"))?,
+        ),
     };
     if host.jail.grouped() {
         host.cgroups.create(&order.group, &limits(&order.size)).map_err(io("making the control group"))?;
@@ -136,6 +159,7 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
     if let Some(overlay) = &overlay {
         passed.push(overlay.as_fd());
     }
+    passed.extend(order.layers.iter().map(AsFd::as_fd));
     let spec = jail_spec(
         host,
         order.accelerator,
@@ -145,7 +169,7 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
         file_size_max(&order.size),
         descriptors(&order.start),
     );
-    let (frozen, template, size) = order.names.clone();
+    let Names { frozen, making, template, size } = order.names.clone();
     let record = |pid, start_time| Record {
         version: RECORD_VERSION,
         group: order.group.clone(),
@@ -153,6 +177,7 @@ pub fn start(host: &Host, order: &VmmOrder<'_>) -> Result<Vmm, DriverError> {
         pid,
         start_time,
         frozen,
+        making,
         template,
         size,
     };
@@ -229,16 +254,28 @@ fn file_size_max(size: &SizeSpec) -> u64 {
     disk + disk / 8 + (256 << 20)
 }
 
-fn make_overlay(folder: &Path, size: SizeSpec, uid: Option<u32>) -> io::Result<File> {
+/// Makes an empty overlay `name` in `folder`.
+pub(super) fn make_overlay(folder: &Path, name: &str, size: SizeSpec, uid: Option<u32>) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let path = folder.join(OVERLAY);
+    let path = folder.join(name);
     let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     qcow2::write_empty(&file, u64::from(size.disk_mib) << 20)?;
-    if let Some(uid) = uid {
-        // The owner also says whose seat it is, should the record be lost.
-        std::os::unix::fs::fchown(&file, Some(uid), Some(uid))?;
-    }
+    own(&file, uid)?;
     Ok(file)
+}
+
+/// Gives the overlay at `from` a second name in `folder`.
+fn link_overlay(from: &Path, folder: &Path, uid: Option<u32>) -> io::Result<File> {
+    let path = folder.join(OVERLAY);
+    fs::hard_link(from, &path)?;
+    let file = File::options().read(true).write(true).open(path)?;
+    own(&file, uid)?;
+    Ok(file)
+}
+
+fn own(file: &File, uid: Option<u32>) -> io::Result<()> {
+    // The owner also says whose seat it is, should the record be lost.
+    uid.map_or(Ok(()), |uid| std::os::unix::fs::fchown(file, Some(uid), Some(uid)))
 }
 
 /// Opens the control channel of the VMM in `folder`.

@@ -9,6 +9,7 @@ mod lifecycle;
 mod pause;
 mod ports;
 mod recovery;
+mod snapshots;
 mod usage;
 
 use std::collections::BTreeMap;

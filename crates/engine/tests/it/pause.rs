@@ -7,13 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use mainbrella_engine::fake::FakeDriver;
 use mainbrella_engine::machine::jobs::{JobCommand, JobOrder};
-use mainbrella_engine::{CommandEnding, EngineError, ExitReport, MachineHandle, StopOutcome};
+use mainbrella_engine::{CommandEnding, EngineError, MachineHandle, StopOutcome};
 use mainbrella_types::{ErrorCode, FailureKind, MachineState};
 
 use crate::{Bench, order};
 
 fn bench() -> Bench {
-    Bench::with(FakeDriver::default().with_snapshots())
+    Bench::new()
 }
 
 async fn machine(bench: &Bench) -> MachineHandle {
@@ -65,13 +65,13 @@ async fn a_paused_machine_takes_nothing_and_comes_back_as_it_was() {
 async fn what_cannot_be_saved_runs_on_and_what_cannot_be_brought_back_stays_paused() {
     let bench = bench();
     let machine = machine(&bench).await;
-    bench.driver.host.pause.store(1, Ordering::SeqCst);
+    bench.driver.host.pause_host_full.store(1, Ordering::SeqCst);
     assert_eq!(code(machine.pause().await), ErrorCode::HostFull);
     assert_eq!(machine.record().state, MachineState::Running);
     assert_eq!(machine.run(order("exit 3")).await.expect("it works").ending, CommandEnding::Exited(3));
     machine.pause().await.expect("paused");
     bench.driver.host.resume.store(1, Ordering::SeqCst);
-    assert_eq!(code(machine.resume().await), ErrorCode::HostFull);
+    assert_eq!(code(machine.resume().await), ErrorCode::Internal);
     assert_eq!(machine.record().state, MachineState::Paused);
     machine.resume().await.expect("resumed");
     assert_eq!(machine.run(order("exit 4")).await.expect("it works").ending, CommandEnding::Exited(4));
@@ -87,17 +87,23 @@ async fn a_machine_that_is_lost_on_its_way_back_is_failed_and_says_so() {
     let bench = bench();
     let machine = machine(&bench).await;
     machine.pause().await.expect("paused");
-    bench.driver.kill(&machine.record().key, ExitReport::Vmm("the VMM ended".into()));
-    assert!(machine.resume().await.is_err());
+    bench.driver.guest.configure.store(true, Ordering::SeqCst);
+    assert_eq!(code(machine.resume().await), ErrorCode::Internal, "stale random numbers are not handed out");
     let mut watch = machine.watch();
     let over = watch.wait_for(|r| r.state.is_final()).await.expect("it ends").clone();
-    assert_eq!(over.ending.expect("a reason").kind, FailureKind::VmmDied);
-    assert_eq!(bench.driver.alive(), 0, "nothing is left of it");
+    assert_eq!(over.ending.expect("a reason").kind, FailureKind::GuestEnded);
+    // The reason is told at once; what is left of it goes then.
+    let gone = async {
+        while bench.driver.alive() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("nothing is left of it");
 }
 
 #[tokio::test]
 async fn a_driver_that_cannot_says_unsupported() {
-    let bench = Bench::new();
+    let bench = Bench::with(FakeDriver::default().without_snapshots());
     let machine = machine(&bench).await;
     assert_eq!(code(machine.pause().await), ErrorCode::Unsupported);
     assert_eq!(machine.run(order("true")).await.expect("it works").ending, CommandEnding::Exited(0));

@@ -191,7 +191,7 @@ async fn no_operation_can_be_reached_without_a_valid_key() {
 
 #[tokio::test]
 async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
-    let s = Service::with(FakeDriver::default().with_internet().with_snapshots(), |_| {}).await;
+    let s = Service::with(FakeDriver::default().with_internet(), |_| {}).await;
     let user = format!("Bearer {}", s.key("default", KeyRole::User).await.expose());
     let admin = format!("Bearer {}", s.admin);
     let other_key = s.key("default", KeyRole::User).await;

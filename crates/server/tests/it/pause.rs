@@ -7,7 +7,7 @@ use crate::common::Service;
 
 #[tokio::test]
 async fn a_machine_is_paused_and_resumed_on_its_generation_and_told_so() {
-    let s = Service::with(FakeDriver::default().with_snapshots(), |_| {}).await;
+    let s = Service::start().await;
     assert_eq!(s.get("/v1/capabilities").await.ok()["persistence"]["pauseResume"], json!(true));
     let m = s.machine().await;
     for _ in 0..2 {
@@ -30,7 +30,7 @@ async fn a_machine_is_paused_and_resumed_on_its_generation_and_told_so() {
 
 #[tokio::test]
 async fn a_host_that_cannot_save_memory_says_so_beforehand() {
-    let s = Service::start().await;
+    let s = Service::with(FakeDriver::default().without_snapshots(), |_| {}).await;
     assert_eq!(s.get("/v1/capabilities").await.ok()["persistence"]["pauseResume"], json!(false));
     let m = s.machine().await;
     let refused = s.post(&m.path("/pause"), json!({})).await;

@@ -1,0 +1,346 @@
+//! Fork: copies of a running machine.
+//!
+//! While the source stands still, its devices' state and its own pages are copied, and a fresh overlay is put on top of its
+//! disk; what was its overlay goes to [`super::disks`], where source and children read it. Then the source goes on, and
+//! each child is made like any other machine, but from that. Nothing of the copy of memory outlives the call.
+//!
+//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many cannot be forked again.
+//!
+//! The fresh overlay is `disk.next.qcow2` beside `layers.next.json` until QEMU writes to it; then both get their names. QEMU
+//! alone knows on which side of that moment a service died: the disk's uppermost node is named after the layer below it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainbrella_types::{GenerationKey, SizeSpec};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::boot::{self, QUICK, blocking};
+use super::capture::{self, pass};
+use super::command_line::LAYERS_MAX;
+use super::delta::Delta;
+use super::folder::{self, OVERLAY};
+use super::freeze::Frozen;
+use super::instance::Machine;
+use super::launch::hand_over;
+use super::pause::{capturable, fill, guest_bytes, ms_since};
+use super::pool::{Disk, Prepared, awaken, load, prepare};
+use super::qmp::Qmp;
+use super::seats::Seat;
+use super::vmm::{chain, make_overlay};
+use super::{Inner, disks};
+use crate::driver::{EgressOrder, ForkOrder};
+use crate::error::DriverError;
+
+/// Most children at once.
+const CHILDREN_MAX: usize = 64;
+/// The overlay that is being put on top.
+const NEXT: &str = "disk.next.qcow2";
+
+/// What a source leaves its children.
+struct Legacy {
+    folder: PathBuf,
+    delta: Arc<Delta>,
+    guest_bytes: u64,
+    device_bytes: u64,
+    still_ms: u64,
+    layers: Vec<String>,
+}
+
+/// What became of a fork.
+pub(super) struct Made {
+    pub(super) children: Vec<Result<Arc<Machine>, DriverError>>,
+    pub(super) memory_bytes: u64,
+    pub(super) device_bytes: u64,
+    pub(super) still_ms: u64,
+}
+
+fn stage(detail: String) -> DriverError {
+    DriverError::Stage { stage: "forking the machine", detail }
+}
+
+/// Name of the node above the layer `id`; QEMU takes at most 31 characters.
+fn node(id: &str) -> String {
+    format!("d{}", id.get(2..).unwrap_or(id))
+}
+
+/// The uppermost node of the machine's disk.
+async fn top(qmp: &Qmp) -> Result<String, DriverError> {
+    let list = qmp.call("query-block", json!({}), QUICK).await.map_err(|e| stage(chain(&e)))?;
+    let mut names = list.as_array().into_iter().flatten().filter_map(|b| b["inserted"]["node-name"].as_str());
+    names.find(|n| *n != "root").map(str::to_owned).ok_or_else(|| stage("QEMU has no disk".to_owned()))
+}
+
+impl Inner {
+    /// Forks `source`. On failure there are no children, and the source goes on.
+    pub(super) async fn fork(
+        self: &Arc<Self>,
+        source: &GenerationKey,
+        orders: &[ForkOrder],
+    ) -> Result<Made, DriverError> {
+        if orders.is_empty() || orders.len() > CHILDREN_MAX {
+            return Err(DriverError::Unsupported(format!("a fork makes 1 to {CHILDREN_MAX} machines")));
+        }
+        let lock = self.lock(source);
+        let _held = lock.lock().await;
+        let machine = self.machines().get(source).cloned();
+        let machine = machine.ok_or(DriverError::WrongState("the machine does not run"))?;
+        let qmp = capturable(&machine).await?;
+        let record = &machine.vmm.record;
+        let (Some(template), Some(size)) = (record.template(), record.size()) else {
+            return Err(stage("its record names no template or size".to_owned()));
+        };
+        let frozen = self.frozen_kept((&record.frozen, &record.making), &template, size).await?;
+        let legacy = {
+            let _still = machine.hold_still();
+            self.bequeath(&machine, &qmp, size.spec()).await?
+        };
+        let legacy = Arc::new(legacy);
+        let children = orders.iter().map(|order| {
+            let (inner, order, legacy, frozen) = (self.clone(), order.clone(), legacy.clone(), frozen.clone());
+            super::detached(async move { inner.child(&order, &legacy, &frozen).await })
+        });
+        let children = futures::future::join_all(children).await;
+        let folder = legacy.folder.clone();
+        if let Err(e) = blocking(move || folder::remove(&folder).map_err(|e| DriverError::io("removing", e))).await {
+            tracing::warn!(error = %chain(&e), "the copy of a machine is left and will be removed at the next start");
+        }
+        let (memory_bytes, device_bytes, still_ms) = (legacy.delta.bytes(), legacy.device_bytes, legacy.still_ms);
+        Ok(Made { children, memory_bytes, device_bytes, still_ms })
+    }
+
+    /// Copies what is the source's, and puts a fresh overlay on its disk. It goes on in any case.
+    async fn bequeath(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        qmp: &Qmp,
+        size: SizeSpec,
+    ) -> Result<Legacy, DriverError> {
+        let io = |e| DriverError::io("preparing a fork", e);
+        let id = uuid::Uuid::now_v7().simple().to_string();
+        let (inner, place, uid) = (self.clone(), machine.folder.clone(), machine.vmm.record.uid);
+        let (disk, of) = (id.clone(), machine.key);
+        let copy = self.places.tmp.join(format!("fork-{id}"));
+        let to = copy.clone();
+        let (layers, overlay, device, memory) = blocking(move || {
+            let mut layers = disks::read(&place).map_err(io)?;
+            if layers.len() >= LAYERS_MAX {
+                return Err(DriverError::Unsupported(format!(
+                    "the machine's disk has been through {LAYERS_MAX} forks, which is as many as can be"
+                )));
+            }
+            layers.push(disk.clone());
+            fs::create_dir(&to).map_err(io)?;
+            let device = File::options().write(true).create_new(true).open(to.join("device")).map_err(io)?;
+            let memory =
+                File::options().read(true).write(true).create_new(true).open(to.join("memory")).map_err(io)?;
+            inner.disks.add(&disk, &place.join(OVERLAY)).map_err(io)?;
+            inner.disks.hold(of, std::slice::from_ref(&disk));
+            disks::write_next(&place, &layers).map_err(io)?;
+            let overlay = make_overlay(&place, NEXT, size, uid).map_err(io)?;
+            Ok((layers, overlay, device, memory))
+        })
+        .await
+        .inspect_err(|_| self.forget_copy(&copy, &id, &machine.folder))?;
+        let upper = node(&id);
+        let outcome = match self.add_overlay(qmp, &overlay, &upper).await {
+            Ok(()) => self.still(machine, qmp, &upper, device, memory).await,
+            Err(e) => Err(e),
+        };
+        // Whatever happened, QEMU knows what is on top now.
+        if let Err(e) = settle(qmp, &machine.folder).await {
+            tracing::error!(machine = %machine.key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
+        }
+        match outcome {
+            Ok((delta, still_ms)) => {
+                let device_bytes = fs::metadata(copy.join("device")).map_err(io)?.len();
+                let guest_bytes = guest_bytes(machine)?;
+                let delta = Arc::new(delta);
+                Ok(Legacy { folder: copy, delta, guest_bytes, device_bytes, still_ms, layers })
+            }
+            Err(e) => {
+                for name in [upper.clone(), format!("{upper}f")] {
+                    // Refused where it was not made, or is in use.
+                    let _ = qmp.call("blockdev-del", json!({"node-name": name}), QUICK).await;
+                }
+                self.forget_copy(&copy, &id, &machine.folder);
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes what a fork prepared and did not use. The disk stays if the source uses it after all.
+    fn forget_copy(&self, copy: &Path, id: &str, place: &Path) {
+        if let Err(error) = folder::remove(copy) {
+            tracing::warn!(%error, "the copy of a machine is left and will be removed at the next start");
+        }
+        match disks::read(place) {
+            Ok(layers) if layers.iter().all(|l| l != id) && !place.join(NEXT).exists() => self.disks.withdraw(id),
+            _ => {}
+        }
+    }
+
+    /// Gives QEMU the fresh overlay, not yet on top of anything.
+    async fn add_overlay(&self, qmp: &Qmp, overlay: &File, upper: &str) -> Result<(), DriverError> {
+        let set = pass(qmp, overlay).await?;
+        // The file by itself: what it belongs to may become read-only in the next fork, and it cannot be opened again.
+        let file = json!({
+            "driver": "file", "node-name": format!("{upper}f"), "filename": format!("/dev/fdset/{set}"),
+            "discard": "unmap",
+        });
+        let format = json!({
+            "driver": "qcow2", "node-name": upper, "file": format!("{upper}f"), "backing": Value::Null,
+            "discard": "unmap",
+        });
+        for node in [file, format] {
+            qmp.call("blockdev-add", node, QUICK).await.map_err(|e| stage(chain(&e)))?;
+        }
+        Ok(())
+    }
+
+    /// What is done while the source stands still.
+    async fn still(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        qmp: &Qmp,
+        upper: &str,
+        device: File,
+        memory: File,
+    ) -> Result<(Delta, u64), DriverError> {
+        let bytes = guest_bytes(machine)?;
+        let below = top(qmp).await?;
+        capture::unlinked(machine, qmp).await?;
+        let since = Instant::now();
+        let work = async {
+            capture::stop(qmp).await?;
+            let of = machine.clone();
+            // Neither touches what the other reads.
+            let copied = blocking(move || {
+                let from = capture::memory(&of.vmm.process, bytes)?;
+                capture::own_memory(&from, bytes, memory)
+            });
+            let (copied, saved) = tokio::join!(copied, capture::device(qmp, &device, false));
+            saved?;
+            let delta = copied?;
+            let on_top = json!({"node": below, "overlay": upper});
+            qmp.call("blockdev-snapshot", on_top, QUICK).await.map_err(|e| stage(chain(&e)))?;
+            Ok(delta)
+        };
+        let outcome = work.await;
+        capture::go_on(machine, qmp).await;
+        Ok((outcome?, ms_since(since)))
+    }
+
+    /// Makes one child. On failure nothing of it is left.
+    async fn child(
+        self: &Arc<Self>,
+        order: &ForkOrder,
+        legacy: &Legacy,
+        frozen: &Arc<Frozen>,
+    ) -> Result<Arc<Machine>, DriverError> {
+        let lock = self.lock(&order.key);
+        let _held = lock.lock().await;
+        let place = self.places.machine(&order.key);
+        if place.exists() {
+            return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
+        }
+        self.disks.hold(order.key, &legacy.layers);
+        let group = uuid::Uuid::now_v7().simple().to_string();
+        let folder = self.places.waiting.join(&group);
+        match self.raise(order, legacy, frozen, (folder.clone(), group.clone()), place).await {
+            Ok(machine) => Ok(machine),
+            Err(e) => {
+                boot::remove(&self.host, &folder, &group).await;
+                if let Err(left) = self.remove(&order.key).await {
+                    tracing::error!(machine = %order.key, error = %chain(&left), "a failed fork could not be cleaned up; `destroy` will try again");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn raise(
+        &self,
+        order: &ForkOrder,
+        legacy: &Legacy,
+        frozen: &Arc<Frozen>,
+        own: (PathBuf, String),
+        place: PathBuf,
+    ) -> Result<Arc<Machine>, DriverError> {
+        let io = |e| DriverError::io("making a child", e);
+        let layers = self.disks.open_all(&legacy.layers).map_err(io)?;
+        let disk = Disk { overlay: None, layers };
+        let mut prepared = prepare(&self.host, self.current().accelerator, frozen, own, disk).await?;
+        disks::write(&prepared.folder, &legacy.layers).map_err(io)?;
+        fill(&prepared, legacy.delta.clone(), legacy.guest_bytes).await?;
+        let device = File::open(legacy.folder.join("device")).map_err(io)?;
+        let network = self.seat_and_load(&mut prepared, &device, &order.egress).await?;
+        let prepared = hand_over(prepared, place)?;
+        awaken(&prepared).await?;
+        let Prepared { folder, vmm, qmp, events, .. } = prepared;
+        let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
+        machine.seat_in(network).await;
+        self.machines().insert(order.key, machine.clone());
+        Ok(machine)
+    }
+
+    /// Puts a VMM under its policy and loads its devices' state, both before its guest runs.
+    pub(super) async fn seat_and_load(
+        &self,
+        prepared: &mut Prepared,
+        device: &File,
+        egress: &EgressOrder,
+    ) -> Result<Option<mainbrella_net::Seat>, DriverError> {
+        let index = prepared.vmm.seat.as_ref().map(Seat::index);
+        let seated = self.host.network.attach(prepared.vmm.record.pid, index, egress);
+        match tokio::join!(seated, load(prepared, device)) {
+            (Ok(network), Ok(())) => Ok(network),
+            (Ok(Some(network)), Err(e)) => {
+                network.close().await;
+                Err(e)
+            }
+            (Err(e), _) | (Ok(None), Err(e)) => Err(e),
+        }
+    }
+}
+
+/// Finishes what a fork that was cut off began with the disk of the machine in `place`, or takes it back, as QEMU has it.
+pub(super) async fn settle(qmp: &Qmp, place: &Path) -> Result<(), DriverError> {
+    let io = |e| DriverError::io("putting the disk's files in order", e);
+    let next = place.join(NEXT);
+    let named = disks::read_next(place).map_err(io)?;
+    if !next.exists() && named.is_none() {
+        return Ok(());
+    }
+    let upper = match &named {
+        Some(layers) => layers.last().cloned(),
+        None => disks::read(place).map_err(io)?.last().cloned(),
+    };
+    let done = match &upper {
+        Some(id) => top(qmp).await? == node(id),
+        None => false,
+    };
+    let place = place.to_owned();
+    blocking(move || {
+        if done {
+            if next.exists() {
+                fs::rename(&next, place.join(OVERLAY)).map_err(io)?;
+            }
+            disks::adopt_next(&place).map_err(io)
+        } else {
+            remove_file(&next).map_err(io)?;
+            disks::drop_next(&place).map_err(io)
+        }
+    })
+    .await
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}

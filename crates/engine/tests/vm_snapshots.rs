@@ -1,0 +1,519 @@
+//! Machines that are paused, brought back and forked, on the real driver. Needs what `vm_microvm` needs.
+
+mod ground;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ground::*;
+use mainbrella_engine::DriverError;
+use mainbrella_engine::driver::{Adoption, Driver, EgressOrder, ForkOrder, Instance, LaunchOrder};
+use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
+use mainbrella_guest_protocol::host::GuestClient;
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
+use mainbrella_types::{GenerationKey, SizeClass};
+
+/// Holds 60 MB of which it changes some all the time and checks all; and a file that has no name any more. Each round that
+/// found everything as it was left is a line `good N` in /root/rounds; anything else is `bad`.
+const HOLDER: &str = r#"
+import os, time, zlib
+os.chdir("/root")
+blocks = [bytearray(os.urandom(1 << 20)) for _ in range(60)]
+sums = [zlib.crc32(b) for b in blocks]
+held = open("held", "w+")
+os.unlink("held")
+rounds = open("rounds", "a", buffering=1)
+n = 0
+while True:
+    n += 1
+    b = n * 7 % len(blocks)
+    blocks[b][n % 4096::4096] = os.urandom(len(blocks[b][n % 4096::4096]))
+    sums[b] = zlib.crc32(blocks[b])
+    held.write("%d\n" % n)
+    held.seek(0)
+    good = [zlib.crc32(x) for x in blocks] == sums and held.read() == "".join("%d\n" % i for i in range(1, n + 1))
+    rounds.write("%s %d\n" % ("good" if good else "bad", n))
+    time.sleep(0.05)
+"#;
+
+/// Starts [`HOLDER`] and waits for its first rounds.
+async fn hold(guest: &GuestClient) {
+    let start = format!("cat > /root/holder.py <<'END'{HOLDER}END\nsetsid python3 /root/holder.py >/root/errors 2>&1 &");
+    shell(guest, &start).await;
+    rounds_after(guest, 1).await;
+}
+
+/// Waits until there are two rounds more than `least`; every one was good. Returns how many there are.
+async fn rounds_after(guest: &GuestClient, least: u64) -> u64 {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let out = shell(guest, "grep -vc good /root/rounds; tail -n 1 /root/rounds; cat /root/errors").await;
+        let mut lines = out.lines();
+        let (bad, last) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        let n = last.strip_prefix("good ").and_then(|n| n.parse::<u64>().ok());
+        assert!(bad.parse::<u32>().is_err() || bad == "0", "{out}");
+        if let Some(n) = n.filter(|n| *n > least + 1) {
+            return n;
+        }
+        assert!(Instant::now() < until, "no more rounds: {out}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What a job printed from event `after` on, up to `lines` lines or its end; and the last event seen.
+async fn follow(guest: &GuestClient, job: &str, after: u64, lines: usize) -> (String, u64) {
+    let request = pb::FollowJobRequest { job_id: job.into(), after_sequence: after, ..Default::default() };
+    let mut stream = guest.streams().follow_job(request).await.expect("follow");
+    let (mut out, mut last) = (String::new(), after);
+    while out.lines().count() < lines {
+        let Some(event) = stream.message().await.expect("event") else { break };
+        let event = event.to_owned_message();
+        last = event.sequence;
+        if let Some(pb::job_event::Event::Output(o)) = event.event {
+            out.push_str(&String::from_utf8_lossy(&o.data));
+        }
+    }
+    (out, last)
+}
+
+/// What of `/proc/PID/status` says that the jail is in force.
+fn jailed(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let field = |name: &str| {
+        let line = status.lines().find(|l| l.starts_with(name)).unwrap_or("");
+        line.split_ascii_whitespace().nth(1).unwrap_or("").to_owned()
+    };
+    let root = std::fs::metadata(format!("/proc/{pid}/root/home")).is_err();
+    field("Seccomp:") == "2" && field("NoNewPrivs:") == "1" && field("CapEff:").chars().all(|c| c == '0') && root
+}
+
+/// KiB that a process has for itself.
+fn private_kib(pid: i32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup");
+    let field = |l: &str| l.split_ascii_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    text.lines().filter(|l| l.starts_with("Private_")).map(field).sum()
+}
+
+fn egress() -> EgressOrder {
+    EgressOrder::default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_goes_on_where_it_was_three_times() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let mut guest = client(&*machine).await;
+    hold(&guest).await;
+    let job = uuid::Uuid::now_v7().to_string();
+    let script = "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo line $i; sleep 0.2; done";
+    let request = pb::StartJobRequest {
+        job_id: job.clone(),
+        argv: ["/bin/sh", "-c", script].iter().map(|a| a.as_bytes().to_vec()).collect(),
+        acked: true,
+        ..Default::default()
+    };
+    drop(guest.streams().run_job(request).await.expect("run"));
+    let (mut seen, mut last) = follow(&guest, &job, 0, 3).await;
+    let mut rounds = rounds_after(&guest, 1).await;
+    let mut instance = machine;
+    for cycle in 1..=3 {
+        let uid = driver.vmm_pid(&o.key).expect("it runs");
+        quiesce(guest).await;
+        let receipt = driver.pause(&o.key).await.expect("pause");
+        instance.exited().await;
+        assert!(instance.dial().await.is_err(), "the instance is over");
+        assert!(gone(Path::new(&format!("/proc/{uid}"))), "its VMM is gone");
+        assert!(driver.vmm_pid(&o.key).is_none() && driver.usage(&o.key).is_none());
+        assert_eq!(driver.inventory().await.expect("inventory"), [o.key]);
+        assert!(matches!(driver.adopt(&o.key, &egress()).await.expect("adopt"), Adoption::Paused));
+        assert!(matches!(driver.pause(&o.key).await, Err(DriverError::WrongState(_))), "it is paused");
+        assert!(receipt.memory_bytes > 60 << 20 && receipt.device_bytes > 0, "{receipt:?}");
+        let since = Instant::now();
+        instance = driver.resume(&o.key, &egress()).await.expect("resume");
+        let resumed = since.elapsed();
+        guest = client(&*instance).await;
+        println!(
+            "cycle {cycle}: {} MiB of memory, {} KiB of devices, still for {} ms; back after {} ms, answering after {} ms",
+            receipt.memory_bytes >> 20,
+            receipt.device_bytes >> 10,
+            receipt.still_ms,
+            resumed.as_millis(),
+            since.elapsed().as_millis()
+        );
+        assert!(jailed(driver.vmm_pid(&o.key).expect("it runs")));
+        assert!(matches!(driver.resume(&o.key, &egress()).await, Err(DriverError::WrongState(_))), "it runs");
+        let skew = shell(&guest, "date +%s").await.trim().parse::<u64>().expect("a number");
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("now").as_secs();
+        assert!(now.abs_diff(skew) < 5, "its clock is right: {skew} and {now}");
+        rounds = rounds_after(&guest, rounds).await;
+        let (more, at) = follow(&guest, &job, last, 3).await;
+        seen.push_str(&more);
+        last = at;
+    }
+    let expected: String = (1..=seen.lines().count()).map(|n| format!("line {n}\n")).collect();
+    assert_eq!(seen, expected, "no line is lost and none comes twice");
+    assert!(seen.lines().count() >= 12);
+    assert!(std::fs::read_dir(t.path().join("waiting")).expect("list").next().is_none());
+    drop((guest, instance));
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_finds_the_host_full_leaves_the_machine_running() {
+    let t = tempfile::tempdir().expect("temp dir");
+    let disk = SmallDisk::mount(t.path(), 40);
+    link_frozen(t.path());
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    hold(&guest).await;
+    let rounds = rounds_after(&guest, 1).await;
+    quiesce(guest).await;
+    let full = driver.pause(&o.key).await;
+    assert!(matches!(full, Err(DriverError::HostFull)), "{full:?}");
+    let place = t.path().join("machines").join(o.key.to_string());
+    assert!(!place.join("paused").exists() && !place.join("paused.new").exists(), "nothing of it is left");
+    let guest = client(&*machine).await;
+    let rounds = rounds_after(&guest, rounds).await;
+    disk.grow(512);
+    quiesce(guest).await;
+    driver.pause(&o.key).await.expect("there is room now");
+    let machine = driver.resume(&o.key, &egress()).await.expect("resume");
+    let guest = client(&*machine).await;
+    rounds_after(&guest, rounds).await;
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_machine_outlives_the_service_and_damage_is_found_before_it_is_used() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (o, other) = (order(), order());
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    shell(&guest, "echo kept > /root/f; echo shared > /dev/shm/f").await;
+    quiesce(guest).await;
+    driver.pause(&o.key).await.expect("pause");
+    let machine = driver.launch(&other).await.expect("launch");
+    let guest = client(&*machine).await;
+    quiesce(guest).await;
+    driver.pause(&other.key).await.expect("pause");
+    drop((machine, driver));
+
+    let machines = t.path().join("machines");
+    let half = machines.join(other.key.to_string()).join("paused.new");
+    std::fs::create_dir(&half).expect("mkdir");
+    let driver = open(&c).await;
+    assert!(!half.exists(), "half a pause is removed at the start");
+    for key in [&o.key, &other.key] {
+        assert!(matches!(driver.adopt(key, &egress()).await.expect("adopt"), Adoption::Paused));
+    }
+    assert!(driver.launch(&o).await.is_err(), "its key is taken");
+
+    // One bit of its memory, its devices, its manifest.
+    let paused = machines.join(o.key.to_string()).join("paused");
+    for (name, at) in [("memory", 5 << 20), ("memory", 20), ("memory", 80), ("device", 1000), ("manifest.json", 0)] {
+        let file = std::fs::File::options().read(true).write(true).open(paused.join(name)).expect("open");
+        let mut byte = [0u8];
+        file.read_exact_at(&mut byte, at).expect("read");
+        file.write_all_at(&[byte[0] ^ 1], at).expect("write");
+        let refused = driver.resume(&o.key, &egress()).await.err();
+        assert!(matches!(refused, Some(DriverError::Damaged(_))), "{name} at {at}: {refused:?}");
+        assert!(matches!(driver.adopt(&o.key, &egress()).await.expect("adopt"), Adoption::Paused));
+        file.write_all_at(&byte, at).expect("write");
+    }
+    // A policy that cannot be enforced, or a template that is not the same, changes nothing either.
+    let frozen = std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().next().expect("one").path();
+    assert!(frozen.join("root.erofs").is_file(), "the root image is kept beside what was frozen with it");
+    let machine = driver.resume(&o.key, &egress()).await.expect("as it was");
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "cat /root/f /dev/shm/f").await, "kept\nshared\n");
+    assert!(!paused.exists(), "what was kept is let go");
+    drop((guest, machine));
+    driver.destroy(&other.key).await.expect("a paused one is destroyed");
+    driver.destroy(&other.key).await.expect("again");
+    assert_eq!(driver.inventory().await.expect("inventory"), [o.key]);
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+/// Name of the variable that says what the service that is killed shall do.
+const KILLED: &str = "MAINBRELLA_TEST_KILLED";
+
+/// Not a test of its own: the service that the next test kills.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a part of another test"]
+async fn the_service_that_is_killed() {
+    let Ok(text) = std::env::var(KILLED) else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let [verb, key, uid, data] = words[..] else { panic!("{text}") };
+    let key: GenerationKey = key.parse().expect("a key");
+    let c = MicroVmConfig { uids: Some((uid.parse().expect("a number"), 100)), ..config(Path::new(data), 0) };
+    let driver = MicroVm::open(c, images()).await.expect("driver");
+    let instance = match driver.adopt(&key, &egress()).await.expect("adopt") {
+        Adoption::Running(instance) => Some(instance),
+        _ => None,
+    };
+    println!("\nnow");
+    match verb {
+        "pause" => drop(driver.pause(&key).await.expect("pause")),
+        "resume" => drop(driver.resume(&key, &egress()).await.expect("resume")),
+        "fork" => {
+            let children = [(); 2].map(|()| ForkOrder { key: order().key, egress: egress() });
+            drop(driver.fork(&key, &children).await.expect("fork"));
+        }
+        _ => panic!("{verb}"),
+    }
+    println!("\ndone");
+    drop(instance);
+}
+
+/// Lets a service begin `verb` and kills it `ms` later. Says whether it was done by then.
+fn kill_during(verb: &str, key: &GenerationKey, c: &MicroVmConfig, ms: u64) -> bool {
+    let uid = c.uids.expect("given").0;
+    let mut service = Command::new(std::env::current_exe().expect("own path"))
+        .args(["--exact", "the_service_that_is_killed", "--ignored", "--nocapture"])
+        .env(KILLED, format!("{verb} {key} {uid} {}", c.data_dir.display()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("spawn");
+    let mut lines = BufReader::new(service.stdout.take().expect("piped")).lines();
+    let begun = lines.by_ref().map_while(Result::ok).any(|l| l == "now");
+    assert!(begun, "the service did not come up");
+    std::thread::sleep(Duration::from_millis(ms));
+    service.kill().expect("kill");
+    service.wait().expect("wait");
+    lines.map_while(Result::ok).any(|l| l == "done")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_killed_at_any_step_leaves_the_machine_running_or_paused() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    hold(&guest).await;
+    let mut rounds = rounds_after(&guest, 1).await;
+    quiesce(guest).await;
+    drop((machine, driver));
+    let mut paused = false;
+    let mut seen = Vec::new();
+    let steps = [0, 15, 40, 80, 120, 160, 220, 300, 400, 550, 700, 900];
+    for ms in steps.into_iter().chain(steps.into_iter().rev()) {
+        let verb = if paused { "resume" } else { "pause" };
+        let (of, with) = (o.key, c.clone());
+        let done = tokio::task::spawn_blocking(move || kill_during(verb, &of, &with, ms)).await.expect("killed");
+        let driver = open(&c).await;
+        assert_eq!(driver.inventory().await.expect("inventory"), [o.key], "{verb} for {ms} ms");
+        assert!(std::fs::read_dir(t.path().join("waiting")).expect("list").next().is_none());
+        paused = match driver.adopt(&o.key, &egress()).await.expect("adopt") {
+            Adoption::Running(machine) => {
+                assert!(!(done && verb == "pause"), "it was told to be paused");
+                let guest = client(&*machine).await;
+                rounds = rounds_after(&guest, rounds).await;
+                quiesce(guest).await;
+                false
+            }
+            Adoption::Paused => {
+                assert!(!(done && verb == "resume"), "it was told to run");
+                true
+            }
+            Adoption::Dead(why) => panic!("{verb} for {ms} ms: dead: {why}"),
+            Adoption::Absent => panic!("{verb} for {ms} ms: absent"),
+        };
+        seen.push(format!("{verb} {ms} ms{}: {}", if done { " (done)" } else { "" }, if paused { "paused" } else { "runs" }));
+    }
+    println!("{}", seen.join("\n"));
+    let driver = open(&c).await;
+    if paused {
+        drop(driver.resume(&o.key, &egress()).await.expect("resume"));
+    } else {
+        drop(driver.adopt(&o.key, &egress()).await.expect("adopt"));
+    }
+    driver.destroy(&o.key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+/// Runs a fork into `n` children and says what it measured.
+async fn fork(driver: &Arc<MicroVm>, source: &LaunchOrder, n: usize) -> Vec<(GenerationKey, Box<dyn Instance>)> {
+    let orders: Vec<_> = (0..n).map(|_| ForkOrder { key: order().key, egress: egress() }).collect();
+    let since = Instant::now();
+    let forked = driver.fork(&source.key, &orders).await.expect("fork");
+    println!(
+        "fork into {n}: source still for {} ms, {} MiB of memory, children after {} ms",
+        forked.still_ms,
+        forked.memory_bytes >> 20,
+        since.elapsed().as_millis()
+    );
+    let children = forked.children.into_iter().map(|c| c.expect("child"));
+    orders.iter().map(|o| o.key).zip(children).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_go_on_by_themselves_and_outlive_their_source() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    hold(&guest).await;
+    shell(&guest, "head -c 20000000 /dev/urandom > /root/big; sha256sum /root/big > /root/sum; echo source > /root/who").await;
+    let rounds = rounds_after(&guest, 1).await;
+    quiesce(guest).await;
+    let children = fork(&driver, &o, 2).await;
+    assert_eq!(driver.inventory().await.expect("inventory").len(), 3);
+    let guest = client(&*machine).await;
+    let mut guests = vec![guest];
+    for (_, child) in &children {
+        guests.push(client(&**child).await);
+    }
+    for (n, guest) in guests.iter().enumerate() {
+        rounds_after(guest, rounds).await;
+        assert_eq!(shell(guest, "cat /root/who").await, "source\n");
+        let check = "sync; echo 3 > /proc/sys/vm/drop_caches; sha256sum -c --quiet /root/sum && echo same";
+        assert_eq!(shell(guest, check).await, "same\n", "the disk as it was, read again");
+        shell(guest, &format!("echo {n} > /root/who; echo {n} > /dev/shm/who; sync")).await;
+    }
+    for (n, guest) in guests.iter().enumerate() {
+        let out = shell(guest, "echo 3 > /proc/sys/vm/drop_caches; cat /root/who /dev/shm/who").await;
+        assert_eq!(out, format!("{n}\n{n}\n"), "each has its own");
+    }
+    for (key, _) in &children {
+        let pid = driver.vmm_pid(key).expect("it runs");
+        assert!(jailed(pid));
+        println!("child: {} MiB of its own, of {}", private_kib(pid) >> 10, SizeClass::Micro.spec().memory_mib);
+    }
+    let disks = || std::fs::read_dir(t.path().join("disks")).expect("list").count();
+    assert_eq!(disks(), 1);
+
+    // The source goes first; a child is paused, outlives the service, comes back and is forked itself.
+    let mut guests = guests.into_iter();
+    drop(guests.next());
+    driver.destroy(&o.key).await.expect("destroy");
+    assert_eq!(disks(), 1, "its children still use it");
+    let (one, two) = (guests.next().expect("one"), guests.next().expect("two"));
+    quiesce(one).await;
+    driver.pause(&children[0].0).await.expect("pause");
+    quiesce(two).await;
+    let [(first, _), (second, second_instance)] = <[_; 2]>::try_from(children).ok().expect("two");
+    drop((second_instance, driver));
+    let driver = open(&c).await;
+    assert_eq!(disks(), 1);
+    let Adoption::Running(adopted) = driver.adopt(&second, &egress()).await.expect("adopt") else { panic!("it runs") };
+    let resumed = driver.resume(&first, &egress()).await.expect("resume");
+    for (n, instance) in [(1, &resumed), (2, &adopted)] {
+        let guest = client(&**instance).await;
+        let out = shell(&guest, "echo 3 > /proc/sys/vm/drop_caches; cat /root/who; sha256sum -c --quiet /root/sum && echo same");
+        assert_eq!(out.await, format!("{n}\nsame\n"));
+        quiesce(guest).await;
+    }
+    let first_order = LaunchOrder { key: first, ..order() };
+    let grand = fork(&driver, &first_order, 1).await;
+    assert_eq!(disks(), 2);
+    let guest = client(&*grand[0].1).await;
+    rounds_after(&guest, rounds).await;
+    assert_eq!(shell(&guest, "cat /root/who; sha256sum -c --quiet /root/sum && echo same").await, "1\nsame\n");
+    drop(guest);
+    for key in [first, second] {
+        driver.destroy(&key).await.expect("destroy");
+    }
+    assert_eq!(disks(), 2, "the grandchild reads both");
+    driver.destroy(&grand[0].0).await.expect("destroy");
+    assert_eq!(disks(), 0);
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_is_forked_again_and_again_up_to_a_bound_and_is_paused_after() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    for n in 1..=8 {
+        let guest = client(&*machine).await;
+        shell(&guest, &format!("echo {n} >> /root/f; sync")).await;
+        quiesce(guest).await;
+        for (key, _) in fork(&driver, &o, 1).await {
+            driver.destroy(&key).await.expect("destroy");
+        }
+    }
+    let child = ForkOrder { key: order().key, egress: egress() };
+    let refused = driver.fork(&o.key, std::slice::from_ref(&child)).await.err();
+    assert!(matches!(refused, Some(DriverError::Unsupported(_))), "{refused:?}");
+    let guest = client(&*machine).await;
+    quiesce(guest).await;
+    driver.pause(&o.key).await.expect("pause");
+    let machine = driver.resume(&o.key, &egress()).await.expect("resume");
+    let guest = client(&*machine).await;
+    let out = shell(&guest, "echo 3 > /proc/sys/vm/drop_caches; tr '\\n' ' ' < /root/f").await;
+    assert_eq!(out, "1 2 3 4 5 6 7 8 ");
+    drop(guest);
+    driver.destroy(&o.key).await.expect("destroy");
+    assert_eq!(std::fs::read_dir(t.path().join("disks")).expect("list").count(), 0);
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_killed_during_a_fork_leaves_the_source_whole() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    hold(&guest).await;
+    let mut rounds = rounds_after(&guest, 1).await;
+    quiesce(guest).await;
+    drop((machine, driver));
+    for ms in [0, 20, 50, 80, 120, 200, 400] {
+        let (of, with) = (o.key, c.clone());
+        tokio::task::spawn_blocking(move || kill_during("fork", &of, &with, ms)).await.expect("killed");
+        let driver = open(&c).await;
+        assert!(std::fs::read_dir(t.path().join("waiting")).expect("list").next().is_none());
+        for key in driver.inventory().await.expect("inventory") {
+            if key != o.key {
+                driver.destroy(&key).await.expect("a child nobody asked for");
+            }
+        }
+        let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else { panic!("it runs") };
+        let guest = client(&*machine).await;
+        rounds = rounds_after(&guest, rounds).await;
+        shell(&guest, &format!("echo {ms} >> /root/f; sync")).await;
+        // What is on its disk's top now is what is kept and found again.
+        quiesce(guest).await;
+        driver.pause(&o.key).await.expect("pause");
+        let machine = driver.resume(&o.key, &egress()).await.expect("resume");
+        let guest = client(&*machine).await;
+        let out = shell(&guest, "echo 3 > /proc/sys/vm/drop_caches; tail -n 1 /root/f").await;
+        assert_eq!(out, format!("{ms}\n"));
+        quiesce(guest).await;
+        drop((machine, driver));
+    }
+    let driver = open(&c).await;
+    driver.destroy(&o.key).await.expect("destroy");
+    assert_eq!(std::fs::read_dir(t.path().join("disks")).expect("list").count(), 0);
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
