@@ -42,7 +42,8 @@ while True:
 
 /// Starts [`HOLDER`] and waits for its first rounds.
 async fn hold(guest: &GuestClient) {
-    let start = format!("cat > /root/holder.py <<'END'{HOLDER}END\nsetsid python3 /root/holder.py >/root/errors 2>&1 &");
+    let start =
+        format!("cat > /root/holder.py <<'END'{HOLDER}END\nsetsid python3 /root/holder.py >/root/errors 2>&1 &");
     shell(guest, &start).await;
     rounds_after(guest, 1).await;
 }
@@ -226,7 +227,7 @@ async fn a_paused_machine_outlives_the_service_and_damage_is_found_before_it_is_
 
     // One bit of its memory, its devices, its manifest.
     let paused = machines.join(o.key.to_string()).join("paused");
-    for (name, at) in [("memory", 5 << 20), ("memory", 20), ("memory", 80), ("device", 1000), ("manifest.json", 0)] {
+    for (name, at) in [("memory", 1 << 20), ("memory", 20), ("memory", 80), ("device", 1000), ("manifest.json", 0)] {
         let file = std::fs::File::options().read(true).write(true).open(paused.join(name)).expect("open");
         let mut byte = [0u8];
         file.read_exact_at(&mut byte, at).expect("read");
@@ -338,7 +339,11 @@ async fn a_service_killed_at_any_step_leaves_the_machine_running_or_paused() {
             Adoption::Dead(why) => panic!("{verb} for {ms} ms: dead: {why}"),
             Adoption::Absent => panic!("{verb} for {ms} ms: absent"),
         };
-        seen.push(format!("{verb} {ms} ms{}: {}", if done { " (done)" } else { "" }, if paused { "paused" } else { "runs" }));
+        seen.push(format!(
+            "{verb} {ms} ms{}: {}",
+            if done { " (done)" } else { "" },
+            if paused { "paused" } else { "runs" }
+        ));
     }
     println!("{}", seen.join("\n"));
     let driver = open(&c).await;
@@ -376,7 +381,11 @@ async fn children_go_on_by_themselves_and_outlive_their_source() {
     let machine = driver.launch(&o).await.expect("launch");
     let guest = client(&*machine).await;
     hold(&guest).await;
-    shell(&guest, "head -c 20000000 /dev/urandom > /root/big; sha256sum /root/big > /root/sum; echo source > /root/who").await;
+    shell(
+        &guest,
+        "head -c 20000000 /dev/urandom > /root/big; sha256sum /root/big > /root/sum; echo source > /root/who",
+    )
+    .await;
     let rounds = rounds_after(&guest, 1).await;
     quiesce(guest).await;
     let children = fork(&driver, &o, 2).await;
@@ -422,7 +431,10 @@ async fn children_go_on_by_themselves_and_outlive_their_source() {
     let resumed = driver.resume(&first, &egress()).await.expect("resume");
     for (n, instance) in [(1, &resumed), (2, &adopted)] {
         let guest = client(&**instance).await;
-        let out = shell(&guest, "echo 3 > /proc/sys/vm/drop_caches; cat /root/who; sha256sum -c --quiet /root/sum && echo same");
+        let out = shell(
+            &guest,
+            "echo 3 > /proc/sys/vm/drop_caches; cat /root/who; sha256sum -c --quiet /root/sum && echo same",
+        );
         assert_eq!(out.await, format!("{n}\nsame\n"));
         quiesce(guest).await;
     }
@@ -497,7 +509,9 @@ async fn a_service_killed_during_a_fork_leaves_the_source_whole() {
                 driver.destroy(&key).await.expect("a child nobody asked for");
             }
         }
-        let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else { panic!("it runs") };
+        let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else {
+            panic!("it runs")
+        };
         let guest = client(&*machine).await;
         rounds = rounds_after(&guest, rounds).await;
         shell(&guest, &format!("echo {ms} >> /root/f; sync")).await;

@@ -67,9 +67,7 @@ pub(super) async fn device(qmp: &Qmp, file: &File, last: bool) -> Result<(), Dri
 /// Hands a file over. Returns the number of the set that has it.
 pub(super) async fn pass(qmp: &Qmp, file: &File) -> Result<u64, DriverError> {
     let added = qmp.call_with("add-fd", json!({}), Some(file.as_fd()), QUICK).await.map_err(|e| stage(&e))?;
-    added["fdset-id"]
-        .as_u64()
-        .ok_or_else(|| stage(&QmpError::Protocol("no number of a descriptor")))
+    added["fdset-id"].as_u64().ok_or_else(|| stage(&QmpError::Protocol("no number of a descriptor")))
 }
 
 /// The guest memory of a VMM. Blocks.

@@ -140,14 +140,19 @@ pub fn command_line(plan: &VmPlan) -> Vec<String> {
         }
         Start::Restore { layers } => {
             a.pair("-add-fd", format!("fd={},set=3", fd::OVERLAY));
-            a.pair("-blockdev", "driver=file,node-name=base-file,filename=/dev/fdset/2,read-only=on,auto-read-only=off");
+            a.pair(
+                "-blockdev",
+                "driver=file,node-name=base-file,filename=/dev/fdset/2,read-only=on,auto-read-only=off",
+            );
             a.pair("-blockdev", "driver=raw,node-name=base,file=base-file,read-only=on");
             let mut below = "base".to_owned();
             for (n, fd) in (0..layers).zip(fd::LAYERS..) {
                 a.pair("-add-fd", format!("fd={fd},set={fd}"));
                 a.pair(
                     "-blockdev",
-                    format!("driver=file,node-name=layer-file-{n},filename=/dev/fdset/{fd},read-only=on,auto-read-only=off"),
+                    format!(
+                        "driver=file,node-name=layer-file-{n},filename=/dev/fdset/{fd},read-only=on,auto-read-only=off"
+                    ),
                 );
                 let layer = format!("layer-{n}");
                 a.pair(

@@ -59,7 +59,8 @@ impl Delta {
     /// # Errors
     /// When `runs` are not in order, memory cannot be read, or the file not written.
     pub fn copy(file: File, memory: &impl GuestMemory, guest_pages: u64, runs: Vec<Run>) -> Result<Self, DeltaError> {
-        let pages = count(&runs, guest_pages).ok_or(DeltaError::Damaged("would hold pages that are not the guest's"))?;
+        let pages =
+            count(&runs, guest_pages).ok_or(DeltaError::Damaged("would hold pages that are not the guest's"))?;
         let data_at = data_at(runs.len() as u64);
         let mut head = Vec::with_capacity(HEAD + runs.len() * 8);
         head.extend_from_slice(MAGIC);

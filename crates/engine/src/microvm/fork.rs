@@ -62,9 +62,9 @@ fn stage(detail: String) -> DriverError {
     DriverError::Stage { stage: "forking the machine", detail }
 }
 
-/// Name of the node above the layer `id`; QEMU takes at most 31 characters.
+/// Name of the node above the layer `id`; QEMU takes at most 31 characters, and its file's is one longer.
 fn node(id: &str) -> String {
-    format!("d{}", id.get(2..).unwrap_or(id))
+    format!("d{}", id.get(3..).unwrap_or(id))
 }
 
 /// The uppermost node of the machine's disk.
@@ -135,8 +135,7 @@ impl Inner {
             layers.push(disk.clone());
             fs::create_dir(&to).map_err(io)?;
             let device = File::options().write(true).create_new(true).open(to.join("device")).map_err(io)?;
-            let memory =
-                File::options().read(true).write(true).create_new(true).open(to.join("memory")).map_err(io)?;
+            let memory = File::options().read(true).write(true).create_new(true).open(to.join("memory")).map_err(io)?;
             inner.disks.add(&disk, &place.join(OVERLAY)).map_err(io)?;
             inner.disks.hold(of, std::slice::from_ref(&disk));
             disks::write_next(&place, &layers).map_err(io)?;

@@ -302,7 +302,8 @@ impl Inner {
     pub(super) async fn remove(&self, key: &GenerationKey) -> Result<(), DriverError> {
         self.end_vmm(key).await?;
         let place = self.places.machine(key);
-        blocking(move || folder::remove(&place).map_err(|e| DriverError::io("removing the machine's folder", e))).await?;
+        blocking(move || folder::remove(&place).map_err(|e| DriverError::io("removing the machine's folder", e)))
+            .await?;
         let machine = self.machines().remove(key);
         if let Some(machine) = machine {
             machine.leave_network().await;

@@ -44,7 +44,9 @@ pub use boot::BootFiles;
 pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
-use crate::driver::{Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, TemplateInfo};
+use crate::driver::{
+    Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, TemplateInfo,
+};
 use crate::error::DriverError;
 use crate::jail;
 use boot::blocking;

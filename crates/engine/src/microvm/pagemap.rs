@@ -245,7 +245,8 @@ mod tests {
                 "{from:x}-{to:x} {rights} {offset:08x} 00:01 1077                       /memfd:{MEMORY_NAME} (deleted)\n"
             )
         };
-        let other = "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n00400000-00452000 r-xp 00000000 08:02 17 /usr/bin/x\n";
+        let other =
+            "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n00400000-00452000 r-xp 00000000 08:02 17 /usr/bin/x\n";
         let whole = format!("{other}{}", line(0x7000_0000, 0x7000_8000, "rw-p", 0));
         assert_eq!(find(&whole, 0x8000), Some(0x7000_0000));
         assert_eq!(find(&whole, 0x9000), None, "of another size");

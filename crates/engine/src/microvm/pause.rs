@@ -33,10 +33,11 @@ use crate::error::DriverError;
 
 /// Bytes of guest memory of a machine.
 pub(super) fn guest_bytes(machine: &Machine) -> Result<u64, DriverError> {
-    let size = machine.vmm.record.size().ok_or(DriverError::Stage {
-        stage: "capturing the machine",
-        detail: "its record names no size".to_owned(),
-    })?;
+    let size = machine
+        .vmm
+        .record
+        .size()
+        .ok_or(DriverError::Stage { stage: "capturing the machine", detail: "its record names no size".to_owned() })?;
     Ok(u64::from(size.spec().memory_mib) << 20)
 }
 
