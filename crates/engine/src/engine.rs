@@ -232,7 +232,9 @@ impl Engine {
                 Ok(Some(kept)) => shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets),
                 Ok(None) => {}
                 // Its requests go out without what they lack; nothing is let through that was not.
-                Err(e) => error!(machine = %record.generation, error = %e, "the secrets of a machine could not be read"),
+                Err(e) => {
+                    error!(machine = %record.generation, error = %e, "the secrets of a machine could not be read")
+                }
             }
         }
         let egress = shelf.egress_order(record.spec.egress.clone());
@@ -256,19 +258,18 @@ impl Engine {
                     Origin::Intent
                 }
             }
-            MachineState::Running | MachineState::Pausing | MachineState::Paused | MachineState::Resuming => match self
-                .adopt(&record)
-                .await?
-            {
-                Adoption::Running(instance) if record.state == MachineState::Running => {
-                    assume_used(&mut record, now);
-                    Origin::Adopted(instance)
+            MachineState::Running | MachineState::Pausing | MachineState::Paused | MachineState::Resuming => {
+                match self.adopt(&record).await? {
+                    Adoption::Running(instance) if record.state == MachineState::Running => {
+                        assume_used(&mut record, now);
+                        Origin::Adopted(instance)
+                    }
+                    Adoption::Running(instance) => Origin::Between(instance),
+                    Adoption::Paused => Origin::Paused,
+                    Adoption::Dead(report) => Origin::Ending(died(&report)),
+                    Adoption::Absent => lost("nothing of it was left on the host after a restart"),
                 }
-                Adoption::Running(instance) => Origin::Between(instance),
-                Adoption::Paused => Origin::Paused,
-                Adoption::Dead(report) => Origin::Ending(died(&report)),
-                Adoption::Absent => lost("nothing of it was left on the host after a restart"),
-            },
+            }
             MachineState::Stopping => Origin::Ending(
                 record
                     .ending

@@ -238,7 +238,8 @@ mod tests {
         let says = Says((0..200).map(|n| RData::A(A(Ipv4Addr::new(93, 184, 216, n)))).collect());
         let q = question("many.example.", RecordType::A);
         let (names, log) = (Names::default(), EgressLog::default());
-        let long = answer(&q, &EgressPolicy::Open, &names, &says, &log, &SeatSecrets::default()).await.expect("an answer");
+        let long =
+            answer(&q, &EgressPolicy::Open, &names, &says, &log, &SeatSecrets::default()).await.expect("an answer");
         let short = for_udp(long.clone(), &q);
         assert!(long.len() > UDP_MAX && short.len() <= UDP_PLAIN_MAX);
         assert!(Message::from_vec(&short).expect("a message").metadata.truncation);

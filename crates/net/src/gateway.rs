@@ -341,7 +341,14 @@ fn passes(
     decision.lets_pass()
 }
 
-pub(crate) fn deny(shared: &Shared, name: Option<&HostName>, address: Option<IpAddr>, port: u16, rule: DenyRule, reason: &str) {
+pub(crate) fn deny(
+    shared: &Shared,
+    name: Option<&HostName>,
+    address: Option<IpAddr>,
+    port: u16,
+    rule: DenyRule,
+    reason: &str,
+) {
     let name = name.map(HostName::as_str);
     shared.log.record(Denied { verdict: Verdict::Denied, name, address, port, rule, reason });
 }

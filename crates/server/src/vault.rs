@@ -44,8 +44,9 @@ impl Vault {
     /// What was sealed for `purpose`.
     fn open(&self, purpose: &str, sealed: &[u8]) -> ApiResult<Vec<u8>> {
         let unreadable = || {
-            ApiError::internal(format!("what was sealed for {purpose} does not open"))
-                .hint("The service's key for secrets is another one now: remove the machine's secrets and put them again.")
+            ApiError::internal(format!("what was sealed for {purpose} does not open")).hint(
+                "The service's key for secrets is another one now: remove the machine's secrets and put them again.",
+            )
         };
         let (nonce, sealed) = sealed.split_at_checked(NONCE_LEN).ok_or_else(unreadable)?;
         let nonce: [u8; NONCE_LEN] = nonce.try_into().map_err(|_| unreadable())?;

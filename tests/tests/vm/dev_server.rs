@@ -76,13 +76,15 @@ async fn a_change_in_the_machine_shows_in_the_browser_without_a_reload() {
     let m = service.create(&body).await.unwrap_or_else(|e| panic!("create: {e:?}; log: {}", service.log()));
     let upload = Upload { length: Some(packed.len() as u64), bytes: futures::stream::iter([Ok(packed.into())]) };
     m.client.upload_tree(&m.name, "/workspace/app", upload).await.expect("unpacked");
-    let mut vite = StartJob::new(CommandLine::Text("exec node_modules/.bin/vite --host 127.0.0.1 --strictPort".to_owned()));
+    let mut vite =
+        StartJob::new(CommandLine::Text("exec node_modules/.bin/vite --host 127.0.0.1 --strictPort".to_owned()));
     (vite.cwd, vite.timeout_ms) = (Some("/workspace/app".to_owned()), Some(600_000));
     m.client.start_job(&m.name, &vite, None).await.expect("started");
     let asked = CreatePreview { port: PORT, ttl_seconds: None };
     let preview = m.client.create_preview(&m.name, &asked, "vite").await.expect("a preview");
     host::until("Vite", PATIENCE, async || {
-        m.sh(&format!("curl -sf -m 20 -o /dev/null http://127.0.0.1:{PORT}/ && echo up || echo down")).await.text() == "up\n"
+        m.sh(&format!("curl -sf -m 20 -o /dev/null http://127.0.0.1:{PORT}/ && echo up || echo down")).await.text()
+            == "up\n"
     })
     .await;
     let url = preview.url.expect("told");

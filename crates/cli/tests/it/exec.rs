@@ -141,7 +141,11 @@ fn a_detached_command_goes_on_as_a_job_and_its_log_says_how_it_ended() {
     let id = job("running")["id"].as_str().expect("an id").to_owned();
     let out = command(&service, &["exec", AT, "--detach", "-c", "x"]).output().expect("it runs");
     assert_eq!((out.status.code(), out.stdout), (Some(0), format!("{id}\n").into_bytes()));
-    assert_eq!(service.requests().iter().map(what).collect::<Vec<_>>(), ["start"], "it is neither followed nor let go of");
+    assert_eq!(
+        service.requests().iter().map(what).collect::<Vec<_>>(),
+        ["start"],
+        "it is neither followed nor let go of"
+    );
     assert_eq!(service.requests()[0].json()["stdin"], false);
     let out = command(&service, &["logs", "-f", AT, &id]).output().expect("it runs");
     assert_eq!((out.status.code(), &out.stdout[..]), (Some(0), &b"said\n"[..]));

@@ -48,7 +48,12 @@ impl Actor {
             let quiet = async {
                 let client = link.client().await?;
                 let request = pb::QuiesceRequest { freeze: true, sync: true, ..Default::default() };
-                client.rpc().quiesce(request).await.map(drop).map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
+                client
+                    .rpc()
+                    .quiesce(request)
+                    .await
+                    .map(drop)
+                    .map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
             };
             timeout(REST_DEADLINE, quiet).await.map_err(|_| silent("it did not come to rest in time"))??;
             link.rest().await;
@@ -66,7 +71,9 @@ impl Actor {
             Err(e) => {
                 warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a pause failed: {}", e.message());
                 // Its processes are frozen, its clock may be behind: as after a restore.
-                if let Err(e) = link.introduce(Arc::clone(instance), &self.identity(), self.world.config.ready_deadline).await {
+                if let Err(e) =
+                    link.introduce(Arc::clone(instance), &self.identity(), self.world.config.ready_deadline).await
+                {
                     warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that could not be paused does not answer");
                     link.wake(Arc::clone(instance));
                 }

@@ -87,7 +87,8 @@ pub struct VmPlan {
 /// slow by as much as the host is busy, in every machine of the template.
 #[must_use]
 pub fn kernel_arguments(tsc_khz: Option<u32>) -> String {
-    let mut text = String::from("console=ttyS0 quiet loglevel=4 reboot=t panic=-1 random.trust_cpu=on nowatchdog psi=0");
+    let mut text =
+        String::from("console=ttyS0 quiet loglevel=4 reboot=t panic=-1 random.trust_cpu=on nowatchdog psi=0");
     if let Some(khz) = tsc_khz {
         text.push_str(&format!(" no_timer_check tsc=reliable tsc_early_khz={khz}"));
     }

@@ -41,7 +41,9 @@ fn stop_interval_timer() -> io::Result<()> {
     }
     for (port, value) in [(MODE, ONCE), (COUNTER_0, 0), (COUNTER_0, 0)] {
         // SAFETY: the right to these ports was just given; writing them touches no memory.
-        unsafe { std::arch::asm!("out dx, al", in("dx") port, in("al") value, options(nomem, nostack, preserves_flags)) };
+        unsafe {
+            std::arch::asm!("out dx, al", in("dx") port, in("al") value, options(nomem, nostack, preserves_flags))
+        };
     }
     // SAFETY: as above.
     unsafe { libc::ioperm(COUNTER_0.into(), 4, 0) };

@@ -37,7 +37,9 @@ impl Credential {
     /// `None`: it cannot be sent, which the types of its parts rule out.
     fn of(secret: &Secret) -> Option<Self> {
         let (header, text) = match &secret.spec.placement {
-            Placement::Header(name) => (HeaderName::from_bytes(name.as_bytes()).ok()?, secret.value.reveal().to_owned()),
+            Placement::Header(name) => {
+                (HeaderName::from_bytes(name.as_bytes()).ok()?, secret.value.reveal().to_owned())
+            }
             Placement::Basic(username) => {
                 let both = STANDARD.encode(format!("{username}:{}", secret.value.reveal()));
                 (http::header::AUTHORIZATION, format!("Basic {both}"))

@@ -44,13 +44,7 @@ pub(crate) async fn relay(inside: TcpStream, first: Vec<u8>, name: HostName, por
     }
 }
 
-async fn carry(
-    inside: TcpStream,
-    first: Vec<u8>,
-    name: &HostName,
-    port: u16,
-    shared: &Arc<Shared>,
-) -> io::Result<()> {
+async fn carry(inside: TcpStream, first: Vec<u8>, name: &HostName, port: u16, shared: &Arc<Shared>) -> io::Result<()> {
     let _ = inside.set_nodelay(true);
     let (read, write) = inside.into_split();
     let inside = tokio::io::join(Cursor::new(first).chain(read), write);

@@ -50,7 +50,10 @@ async fn a_secret_is_in_force_at_once_and_its_value_is_told_by_nothing() {
     let reply = put(&s, &machine, "github", github()).await;
     assert_eq!(reply.status, 200, "{:?}", reply.json());
     let told = reply.json();
-    assert_eq!((&told["name"], &told["host"], &told["port"]), (&json!("github"), &json!("api.github.example"), &json!(443)));
+    assert_eq!(
+        (&told["name"], &told["host"], &told["port"]),
+        (&json!("github"), &json!("api.github.example"), &json!(443))
+    );
     assert_eq!((&told["header"], &told["username"]), (&json!("authorization"), &Value::Null));
     let basic = json!({"host": "git.example", "port": 8443, "username": "x-access-token", "value": "p4ss"});
     assert_eq!(put(&s, &machine, "git", basic).await.status, 200);

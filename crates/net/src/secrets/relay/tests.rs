@@ -90,7 +90,8 @@ async fn answer(mut request: Request<Incoming>) -> Result<Response<Body>, hyper:
 async fn host(authority: &Authority, protocols: &[&[u8]]) -> SocketAddr {
     let mut config = authority.server(&name(HOST)).expect("a certificate");
     config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
-    let (acceptor, listener) = (TlsAcceptor::from(Arc::new(config)), TcpListener::bind("127.0.0.1:0").await.expect("bound"));
+    let (acceptor, listener) =
+        (TlsAcceptor::from(Arc::new(config)), TcpListener::bind("127.0.0.1:0").await.expect("bound"));
     let address = listener.local_addr().expect("an address");
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -150,8 +151,7 @@ impl Ground {
     async fn http2(&self) -> Send2<Body> {
         let stream = self.connect(HOST, &[H2, HTTP11]).await.expect("connected");
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(H2));
-        let (sender, connection) =
-            client2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("begun");
+        let (sender, connection) = client2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("begun");
         tokio::spawn(connection);
         sender
     }
@@ -237,7 +237,8 @@ async fn http2_carries_many_requests_at_once_and_each_is_checked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_packed_bodies_pass_untouched_both_ways_over_either_protocol() {
     let ground = Ground::new(&[H2, HTTP11]).await;
-    let piece: Bytes = (0..1 << 16).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect::<Vec<_>>().into();
+    let piece: Bytes =
+        (0..1 << 16).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect::<Vec<_>>().into();
     let pieces = 50_000_000 / piece.len();
     let body = || {
         let all = futures::stream::iter((0..pieces).map({
