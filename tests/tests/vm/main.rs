@@ -17,6 +17,7 @@ mod jail;
 mod jobs;
 mod leases;
 mod network;
+mod pause;
 mod previews;
 mod restart;
 mod secrets;

@@ -1,0 +1,82 @@
+//! Real machines paused and resumed through the whole service: jobs, contexts, files, kills of the service in between.
+
+use std::time::Duration;
+
+use mainbrella_client::api::{CommandLine, CreatePreview, StartJob, State};
+use mainbrella_tests::{Machine, Service};
+use mainbrella_types::ErrorCode;
+
+use crate::code;
+
+/// Long enough for what is written and read back under emulation.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn pause(m: &Machine) {
+    let paused = m.client.pause(&m.name).await.unwrap_or_else(|e| panic!("pause: {e:?}"));
+    assert_eq!(paused.state, State::Paused);
+}
+
+async fn resume(m: &Machine) {
+    let back = m.client.resume(&m.name).await.unwrap_or_else(|e| panic!("resume: {e:?}"));
+    assert_eq!(back.state, State::Running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_files_and_processes_go_on_over_pauses_and_kills_of_the_service() {
+    let mut service = Service::start().await;
+    let mut m = service.machine().await;
+    // Numbers, one a tenth of a second, to its output and to a file it holds open; each is written once.
+    let counting = "exec 3>/workspace/seen; i=0; while [ $i -lt 120 ]; do i=$((i+1)); echo $i; echo $i >&3; sleep 0.1; done";
+    let job = m.client.start_job(&m.name, &StartJob::new(CommandLine::Text(counting.into())), None).await.expect("started");
+    m.sh("head -c 3000000 /dev/urandom >/workspace/data; sha256sum /workspace/data >/workspace/sum").await;
+    let before = m.sh("cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id").await.text();
+    for round in 0..3 {
+        pause(&m).await;
+        assert_eq!(service.vmms().len(), 0, "{round}: nothing runs");
+        assert_eq!(code(m.try_sh("true").await), ErrorCode::MachineNotRunning);
+        if round == 1 {
+            break;
+        }
+        resume(&m).await;
+        assert_eq!(m.sh("sha256sum -c /workspace/sum").await.text(), "/workspace/data: OK\n", "{round}");
+    }
+    // The service dies while the machine is paused.
+    service.crash().await;
+    m = service.attach(m.name.clone());
+    assert_eq!(m.record().await.state, State::Paused);
+    assert_eq!(code(m.try_sh("true").await), ErrorCode::MachineNotRunning);
+    resume(&m).await;
+    let late = m.sh("date +%s").await.text().trim().parse::<i64>().expect("a number");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() as i64;
+    assert!((now - late).abs() <= 2, "its clock is right: {late} at {now}");
+    assert_eq!(m.sh("cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id").await.text(), before, "the same machine");
+    let ended = m.client.wait_job(&m.name, &job.job.id, PATIENCE).await.expect("it goes on to its end");
+    assert_eq!(ended.exit.and_then(|e| e.code), Some(0));
+    let mut said = String::new();
+    let mut follow = m.client.follow_job(&m.name, &job.job.id, 0);
+    while let Some(event) = follow.next().await.expect("its log") {
+        if let mainbrella_client::api::JobEventKind::Output { data_base64, .. } = event.kind {
+            use base64::Engine as _;
+            let bytes = base64::engine::general_purpose::STANDARD.decode(data_base64).expect("base64");
+            said.push_str(&String::from_utf8(bytes).expect("text"));
+        }
+    }
+    let all: String = (1..=120).map(|n| format!("{n}\n")).collect();
+    assert_eq!(said, all, "nothing of its output is lost or repeated");
+    assert_eq!(m.sh("cat /workspace/seen").await.text(), all, "nor of what it wrote");
+    service.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_machine_is_stopped_and_leaves_nothing_and_its_preview_says_what_it_is() {
+    let mut service = Service::start().await;
+    let m = service.machine().await;
+    let asked = CreatePreview { port: 3000, ttl_seconds: None };
+    m.client.create_preview(&m.name, &asked, "one").await.expect("a preview");
+    pause(&m).await;
+    assert_eq!(code(m.client.create_preview(&m.name, &asked, "two").await), ErrorCode::MachineNotRunning);
+    m.stop().await;
+    let left = std::fs::read_dir(service.data().join("machines")).expect("the folder").count();
+    assert_eq!(left, 0, "nothing of it is left");
+    service.finish().await;
+}
