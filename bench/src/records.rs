@@ -40,6 +40,7 @@ pub async fn fill(data: &Path, count: usize) -> Result<(), Fault> {
                 metadata: BTreeMap::from([("team".to_owned(), format!("team-{}", n % 50))]),
                 env: BTreeMap::new(),
             },
+            forked_from: None,
             now,
         };
         let record = match store.begin_create(new, None).await? {

@@ -366,6 +366,8 @@ limits! {
     egress_rules_max = EGRESS_RULES_MAX;
     /// Denied connections kept of one machine.
     egress_events_kept = EGRESS_EVENTS_KEPT;
+    /// Machines of one fork.
+    fork_children_max = FORK_CHILDREN_MAX;
     /// Secrets of one machine.
     secrets_max = SECRETS_MAX;
     /// Longest name of a secret.

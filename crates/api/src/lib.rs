@@ -8,6 +8,7 @@ pub mod capabilities;
 pub mod command;
 pub mod context;
 pub mod egress;
+pub mod fork;
 pub mod error;
 pub mod file;
 pub mod headers;
@@ -27,6 +28,7 @@ pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
 };
+pub use fork::{ForkMachine, ForkResult};
 pub use egress::{EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress};
 pub use error::ErrorBody;
 pub use file::{

@@ -127,6 +127,10 @@ pub struct Machine {
     pub created_at: String,
     /// What it is doing.
     pub state: State,
+    /// The machine it is a copy of, as `ID@CREATED_AT`; `null`: it was made from its template.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub forked_from: Option<String>,
     /// The template it was made from.
     pub catalog_id: String,
     /// Its size.

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, contexts, cp, create, doctor, egress, env, exec, extend, get, jobs, key, list, logs, ls, pause,
+    completions, contexts, cp, create, doctor, egress, env, exec, extend, fork, get, jobs, key, list, logs, ls, pause,
     preview, resume, secret, serve, shell, stop, template, watch,
 };
 
@@ -49,6 +49,7 @@ enum Verb {
     Watch(watch::Args),
     Preview(preview::Args),
     Extend(extend::Args),
+    Fork(fork::Args),
     Pause(pause::Args),
     Resume(resume::Args),
     Egress(egress::Args),
@@ -114,6 +115,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Watch(args) => watch::run(context, args).await,
         Verb::Preview(args) => preview::run(context, args).await,
         Verb::Extend(args) => extend::run(context, args).await,
+        Verb::Fork(args) => fork::run(context, args).await,
         Verb::Pause(args) => pause::run(context, args).await,
         Verb::Resume(args) => resume::run(context, args).await,
         Verb::Egress(args) => egress::run(context, args).await,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 
 use mainbrella_api::machine::{CreateMachine, ExtendMachine, Machine, MachineList, StopResult};
-use mainbrella_api::{CommandResult, RunCommand, State, headers};
+use mainbrella_api::{CommandResult, ForkMachine, ForkResult, RunCommand, State, headers};
 use mainbrella_types::limits;
 
 use crate::error::ClientError;
@@ -142,6 +142,23 @@ impl Client {
     pub async fn extend(&self, machine: &MachineRef, body: &ExtendMachine) -> Result<Machine, ClientError> {
         let url = self.bound(machine, &["extend"]);
         self.json(with_json(self.request(Method::POST, url), body), Duration::ZERO).await
+    }
+
+    /// Makes copies of a running machine. With a key it may be repeated.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn fork(
+        &self,
+        machine: &MachineRef,
+        body: &ForkMachine,
+        idempotency_key: Option<&str>,
+    ) -> Result<ForkResult, ClientError> {
+        let mut request = self.request(Method::POST, self.bound(machine, &["fork"]));
+        if let Some(key) = idempotency_key {
+            request = request.header(headers::IDEMPOTENCY_KEY, key);
+        }
+        self.json(with_json(request, body), PAUSE).await
     }
 
     /// Saves memory and disk of a machine and ends its processes. Idempotent.

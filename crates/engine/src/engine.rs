@@ -22,6 +22,16 @@ const RECOVER_AT_ONCE: usize = 8;
 /// How long actors may take to let go when the service ends.
 const DETACH_DEADLINE: Duration = Duration::from_secs(5);
 
+/// What a fork did.
+pub struct ForkReceipt {
+    /// The children, in the order of their records: each runs, or its record says why not.
+    pub children: Vec<MachineHandle>,
+    /// How long the source's processor stood still, milliseconds.
+    pub still_ms: u64,
+    /// Bytes of memory each child does not share with its template.
+    pub memory_bytes: u64,
+}
+
 /// What an engine may be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -143,13 +153,59 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Whether one more machine may be made.
+    /// Makes `children`, whose intents are durable, copies of `source` as it is now; waits until each runs or has failed.
+    /// Once begun it goes on when the caller stops waiting.
+    ///
+    /// # Errors
+    /// Why there are no children at all; their records say so, too.
+    pub async fn fork(&self, source: &MachineHandle, children: Vec<MachineRecord>) -> Result<ForkReceipt, EngineError> {
+        let (engine, source) = (self.clone(), source.clone());
+        let work = tokio::spawn(async move { engine.carry_out(&source, children).await });
+        work.await.unwrap_or_else(|e| Err(EngineError::new(ErrorCode::Internal, "a fork failed").because(e.to_string())))
+    }
+
+    async fn carry_out(
+        &self,
+        source: &MachineHandle,
+        children: Vec<MachineRecord>,
+    ) -> Result<ForkReceipt, EngineError> {
+        let failed =
+            |message: &str| Origin::Ending(Failure { kind: FailureKind::CreateFailed, message: message.to_owned() });
+        let forked = match source.fork(children.iter().map(|c| c.key).collect()).await {
+            Ok(forked) => forked,
+            Err(e) => {
+                for child in children {
+                    let shelf = self.inner.shelves.fresh(child.key);
+                    self.start(child, failed(e.message()), shelf);
+                }
+                return Err(e);
+            }
+        };
+        let (still_ms, memory_bytes) = (forked.still_ms, forked.memory_bytes);
+        let mut handles = Vec::new();
+        for (child, made) in children.into_iter().zip(forked.children) {
+            let shelf = self.inner.shelves.of(child.key, None).await?;
+            let origin = match made {
+                Ok(instance) => Origin::Forked(instance),
+                Err(e) => {
+                    warn!(machine = %child.generation, error = ?e, "a child of a fork was not made");
+                    failed("it could not be copied")
+                }
+            };
+            handles.push(self.start(child, origin, shelf));
+        }
+        // What became of each is in its record.
+        drop(futures::future::join_all(handles.iter().map(MachineHandle::ready)).await);
+        Ok(ForkReceipt { children: handles, still_ms, memory_bytes })
+    }
+
+    /// Whether `more` machines may be made.
     ///
     /// # Errors
     /// When this host is full.
-    pub fn has_room(&self) -> Result<(), EngineError> {
+    pub fn has_room(&self, more: usize) -> Result<(), EngineError> {
         let max = self.inner.world.config.machines_max;
-        if self.living() >= max {
+        if self.living() + more > max {
             return Err(EngineError::new(ErrorCode::Overloaded, format!("this host already holds {max} machines")));
         }
         Ok(())
@@ -206,13 +262,13 @@ impl Engine {
             let (record, origin) = found?;
             let generation = record.generation.to_string();
             match &origin {
-                Origin::Intent => report.completed += 1,
+                Origin::Intent | Origin::Forked(_) => report.completed += 1,
                 Origin::Adopted(_) | Origin::Between(_) | Origin::Paused => report.adopted += 1,
                 Origin::Ending(f) if f.kind.final_state() == MachineState::Failed => report.failed += 1,
                 Origin::Ending(_) => report.ended += 1,
             }
             let what = match &origin {
-                Origin::Intent => "completing",
+                Origin::Intent | Origin::Forked(_) => "completing",
                 Origin::Adopted(_) => "adopted",
                 Origin::Between(_) => "adopted between a pause and a return",
                 Origin::Paused => "paused",
@@ -249,7 +305,13 @@ impl Engine {
         let origin = match record.state {
             MachineState::Creating => {
                 world.driver.destroy(&record.key).await?;
-                if now >= record.lease.hard_deadline {
+                if record.forked_from.is_some() {
+                    // What it was to be a copy of has gone on.
+                    Origin::Ending(Failure {
+                        kind: FailureKind::CreateFailed,
+                        message: "the service ended while it was being copied".into(),
+                    })
+                } else if now >= record.lease.hard_deadline {
                     Origin::Ending(Failure {
                         kind: FailureKind::CreateFailed,
                         message: "its lease ended before it could be made".into(),

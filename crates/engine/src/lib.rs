@@ -23,7 +23,7 @@ pub use driver::{
     Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
     PauseReceipt, TemplateInfo,
 };
-pub use engine::{Engine, EngineConfig, RecoveryReport};
+pub use engine::{Engine, EngineConfig, ForkReceipt, RecoveryReport};
 pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError, KeptSecrets};
 pub use machine::{

@@ -35,7 +35,7 @@ impl Traits {
 pub(crate) mod verbs {
     pub(crate) const SNAPSHOTS: bool = false;
     pub(crate) const PAUSE_RESUME: bool = true;
-    pub(crate) const FORK: bool = false;
+    pub(crate) const FORK: bool = true;
 }
 
 /// A machine as callers see it.
@@ -45,6 +45,7 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
         id: record.generation.id.as_str().to_owned(),
         created_at: record.generation.created_at.to_string(),
         state: record.state.into(),
+        forked_from: record.forked_from.as_ref().map(ToString::to_string),
         catalog_id: record.spec.template.as_str().to_owned(),
         size: record.spec.size.as_str().to_owned(),
         internet: record.spec.egress.leads_out(),

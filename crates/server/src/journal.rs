@@ -99,6 +99,7 @@ mod tests {
                 metadata: Default::default(),
                 env: Default::default(),
             },
+            forked_from: None,
             now: Millis(10),
         };
         let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };

@@ -23,7 +23,7 @@ use mainbrella_types::{Millis, ProjectId};
 pub use error::{Cause, Result, StoreError};
 pub use keys::{ApiKey, KEY_ID_MAX, KeyPage, KeyRole, LAST_USED_STEP_MS, NewApiKey};
 pub use list::{Cursor, ListQuery, Page};
-pub use machines::{Applied, BeginCreate, Idempotency, MachineChange, NewMachine, Refusal};
+pub use machines::{Applied, BeginCreate, BeginFork, Idempotency, MachineChange, NewMachine, Refusal};
 pub use previews::{BeginPreview, PreviewRecord};
 pub use secrets::{PutSecret, SecretRecord};
 pub use sweep::Swept;

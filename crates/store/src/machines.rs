@@ -13,6 +13,8 @@ use crate::{Store, secrets, sql};
 
 /// The operation under which idempotency keys of create are kept.
 const CREATE: &str = "machine.create";
+/// The operation under which those of fork are kept, each child under a number of its own.
+const FORK: &str = "machine.fork";
 /// The name in `meta` of the mark below which no new slot starts.
 pub(crate) const SLOT_FLOOR: &str = "slot_floor";
 /// Records of one page when all living machines are read.
@@ -31,6 +33,8 @@ pub struct NewMachine {
     pub host: String,
     /// What was asked, already validated.
     pub spec: MachineSpec,
+    /// The machine it is to be a copy of.
+    pub forked_from: Option<Generation>,
     /// The clock of the caller.
     pub now: Millis,
 }
@@ -55,6 +59,17 @@ pub enum BeginCreate {
     KeyConflict,
     /// This living generation holds the slot.
     SlotInUse(Generation),
+}
+
+/// What became of the intent to fork.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BeginFork {
+    /// All children are durable now; the caller must bring them to life.
+    Fresh(Vec<MachineRecord>),
+    /// The same request was made before; these are its machines as they are now.
+    Replay(Vec<MachineRecord>),
+    /// The key was used with another body.
+    KeyConflict,
 }
 
 /// A change to a machine's record. Fields that are `None` stay as they are.
@@ -174,12 +189,42 @@ impl Store {
             return Ok(answer);
         }
         let mut tx = self.db.begin().await?;
-        let answer = create_in(&mut tx, &new, idempotency.as_ref()).await?;
+        let answer = create_in(&mut tx, &new, CREATE, idempotency.as_ref()).await?;
         match answer {
             BeginCreate::Fresh(_) => tx.commit().await?,
             _ => tx.rollback().await?,
         }
         Ok(answer)
+    }
+
+    /// Makes the intent to have all of `children` durable, in one transaction; none has a slot of its own choice.
+    ///
+    /// # Errors
+    /// As [`Store::begin_create`].
+    pub async fn begin_fork(&self, children: &[NewMachine], idempotency: Option<&Idempotency>) -> Result<BeginFork> {
+        let mut tx = self.db.begin().await?;
+        let (mut fresh, mut before) = (Vec::new(), Vec::new());
+        for (n, child) in children.iter().enumerate() {
+            let own = idempotency.map(|id| Idempotency { key: format!("{n} {}", id.key), body_hash: id.body_hash });
+            match create_in(&mut tx, child, FORK, own.as_ref()).await? {
+                BeginCreate::Fresh(record) => fresh.push(record),
+                BeginCreate::Replay(record) => before.push(record),
+                BeginCreate::KeyConflict => {
+                    tx.rollback().await?;
+                    return Ok(BeginFork::KeyConflict);
+                }
+                BeginCreate::SlotInUse(_) => {
+                    tx.rollback().await?;
+                    return Err(StoreError::corrupt("the slot of a fresh key is taken"));
+                }
+            }
+        }
+        if before.is_empty() {
+            tx.commit().await?;
+            return Ok(BeginFork::Fresh(fresh));
+        }
+        tx.rollback().await?;
+        Ok(BeginFork::Replay(before))
     }
 
     /// What an earlier create with this key became: [`BeginCreate::Replay`] or [`BeginCreate::KeyConflict`]; `None`
@@ -189,7 +234,7 @@ impl Store {
     /// # Errors
     /// What befell the database.
     pub async fn find_create(&self, project: &ProjectId, id: &Idempotency, now: Millis) -> Result<Option<BeginCreate>> {
-        let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, id, now)).await?;
+        let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, CREATE, id, now)).await?;
         row.map(|r| replay(&r, id)).transpose()
     }
 
@@ -282,8 +327,8 @@ async fn fetch(tx: &mut Tx, key: &GenerationKey) -> Result<Option<MachineRecord>
     tx.fetch_optional(sql::MACHINE_BY_KEY, &[key_arg(key)]).await?.map(|row| record::machine(&row)).transpose()
 }
 
-fn replay_args(project: &ProjectId, id: &Idempotency, now: Millis) -> [Arg; 4] {
-    [Arg::text(project.as_str()), Arg::text(CREATE), Arg::text(&id.key), Arg::Int(now.0)]
+fn replay_args(project: &ProjectId, operation: &str, id: &Idempotency, now: Millis) -> [Arg; 4] {
+    [Arg::text(project.as_str()), Arg::text(operation), Arg::text(&id.key), Arg::Int(now.0)]
 }
 
 fn replay(row: &Row, id: &Idempotency) -> Result<BeginCreate> {
@@ -294,14 +339,19 @@ fn replay(row: &Row, id: &Idempotency) -> Result<BeginCreate> {
     }
 }
 
-async fn create_in(tx: &mut Tx, new: &NewMachine, idempotency: Option<&Idempotency>) -> Result<BeginCreate> {
+async fn create_in(
+    tx: &mut Tx,
+    new: &NewMachine,
+    operation: &str,
+    idempotency: Option<&Idempotency>,
+) -> Result<BeginCreate> {
     if tx.fetch_optional(sql::PROJECT_GET, &[Arg::text(new.project.as_str())]).await?.is_none() {
         return Err(StoreError::UnknownProject);
     }
     if let Some(id) = idempotency {
         let claim = [
             Arg::text(new.project.as_str()),
-            Arg::text(CREATE),
+            Arg::text(operation),
             Arg::text(&id.key),
             Arg::Bytes(id.body_hash.to_vec()),
             key_arg(&new.key),
@@ -309,7 +359,7 @@ async fn create_in(tx: &mut Tx, new: &NewMachine, idempotency: Option<&Idempoten
             Arg::Int(new.now.plus(IDEMPOTENCY_RETENTION_MS).0),
         ];
         if tx.execute(sql::IDEMPOTENCY_CLAIM, &claim).await? == 0 {
-            return match tx.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new.project, id, new.now)).await? {
+            return match tx.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new.project, operation, id, new.now)).await? {
                 Some(row) => replay(&row, id),
                 None => Err(StoreError::corrupt("an idempotency key without its machine")),
             };
@@ -333,6 +383,7 @@ async fn create_in(tx: &mut Tx, new: &NewMachine, idempotency: Option<&Idempoten
             last_activity: new.now,
         },
         spec: new.spec.clone(),
+        forked_from: new.forked_from.clone(),
         running_at: None,
         ended_at: None,
         revision: 1,

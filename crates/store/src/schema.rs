@@ -13,6 +13,7 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0010_previews.sql"),
     include_str!("../migrations/0020_egress.sql"),
     include_str!("../migrations/0030_secrets.sql"),
+    include_str!("../migrations/0040_forks.sql"),
 ];
 
 /// The newest version this binary knows.
@@ -95,6 +96,7 @@ mod tests {
                     metadata: Default::default(),
                     env: Default::default(),
                 },
+                forked_from: None,
                 now: Millis(10),
             };
             let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };
@@ -103,7 +105,7 @@ mod tests {
         // As version 2 left it.
         sql(
             &store,
-            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
+            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;

@@ -104,6 +104,16 @@ impl fmt::Display for Generation {
     }
 }
 
+/// Reads what [`fmt::Display`] writes.
+impl FromStr for Generation {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        let bad = || IdError::new("generation", "an id and an instant with `@` between them");
+        let (id, created_at) = s.rsplit_once('@').ok_or_else(bad)?;
+        Ok(Self { id: id.parse()?, created_at: created_at.parse().map_err(|_| bad())? })
+    }
+}
+
 /// The internal name of a generation (UUID v7). Every resource on a host carries it: folders,
 /// cgroups, processes, so that a restart can tell whose each one is. Never on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -145,6 +145,8 @@ pub const KEY_NAME_MAX: usize = 64;
 pub const EGRESS_RULES_MAX: usize = 256;
 /// Denied connections kept of one machine, the latest; older ones are only counted.
 pub const EGRESS_EVENTS_KEPT: usize = 512;
+/// Machines of one fork.
+pub const FORK_CHILDREN_MAX: u32 = 8;
 /// Secrets of one machine.
 pub const SECRETS_MAX: usize = 16;
 /// Longest name of a secret, bytes.

@@ -114,6 +114,8 @@ pub struct MachineRecord {
     pub ending: Option<Failure>,
     /// Its two clocks.
     pub lease: Lease,
+    /// The machine it is a copy of; `None`: it was made from its template.
+    pub forked_from: Option<Generation>,
     /// When it first answered.
     pub running_at: Option<Millis>,
     /// When it ended.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mainbrella_client::api::{CommandLine, CreatePreview, StartJob, State};
+use mainbrella_client::api::{CommandLine, CreatePreview, ForkMachine, StartJob, State};
 use mainbrella_tests::{Machine, Service};
 use mainbrella_types::ErrorCode;
 
@@ -78,5 +78,43 @@ async fn a_paused_machine_is_stopped_and_leaves_nothing_and_its_preview_says_wha
     m.stop().await;
     let left = std::fs::read_dir(service.data().join("machines")).expect("the folder").count();
     assert_eq!(left, 0, "nothing of it is left");
+    service.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_a_running_machine_go_on_each_by_itself() {
+    let mut service = Service::start().await;
+    let trunk = service.machine().await;
+    let counting = "i=0; while [ $i -lt 80 ]; do i=$((i+1)); echo $i; sleep 0.1; done";
+    let counting = StartJob::new(CommandLine::Text(counting.into()));
+    let job = trunk.client.start_job(&trunk.name, &counting, None).await.expect("started");
+    trunk.sh("mkdir -p /workspace/repo; cd /workspace/repo && head -c 2000000 /dev/urandom >data && sha256sum data >sum").await;
+    let asked = ForkMachine { count: Some(2), ..ForkMachine::default() };
+    let made = trunk.client.fork(&trunk.name, &asked, Some("k")).await;
+    let made = made.unwrap_or_else(|e| panic!("fork: {e:?}; {}", service.log()));
+    eprintln!("the source stood still for {:?} ms; {:?} bytes of memory", made.still_ms, made.memory_bytes);
+    service.look();
+    assert_eq!(made.children.iter().filter(|c| c.state == State::Running).count(), 2);
+    let children: Vec<Machine> = made.children.iter().map(|child| service.attach(child.into())).collect();
+    let mut told = std::collections::HashSet::new();
+    for m in children.iter().chain([&trunk]) {
+        assert_eq!(m.sh("cd /workspace/repo && sha256sum -c sum").await.text(), "data: OK\n");
+        let ids = m.sh("hostname; cat /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1").await.text();
+        assert!(ids.lines().all(|line| told.insert(line.to_owned())), "name, machine-id, random numbers of its own: {ids}");
+        m.write("/workspace/mine", m.name.id.clone()).await.expect("written");
+    }
+    for m in children.iter().chain([&trunk]) {
+        assert_eq!(m.sh("cat /workspace/mine").await.text(), m.name.id, "no other machine's write is seen");
+    }
+    trunk.stop().await;
+    let one = ForkMachine::default();
+    let again = children[0].client.fork(&children[0].name, &one, None).await.expect("a fork of a fork, its source gone");
+    service.look();
+    let grandchild = service.attach((&again.children[0]).into());
+    assert_eq!(grandchild.sh("cd /workspace/repo && sha256sum -c sum").await.text(), "data: OK\n");
+    let ended = children[1].client.wait_job(&children[1].name, &job.job.id, PATIENCE).await.expect("its own copy");
+    assert_eq!(ended.exit.and_then(|e| e.code), Some(0));
+    let all: usize = (1..=80).map(|n: u32| n.to_string().len() + 1).sum();
+    assert_eq!(ended.stdout_bytes, all as u64, "nothing is lost or repeated");
     service.finish().await;
 }

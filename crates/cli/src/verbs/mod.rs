@@ -9,6 +9,7 @@ pub mod egress;
 pub mod env;
 pub mod exec;
 pub mod extend;
+pub mod fork;
 pub mod get;
 pub mod jobs;
 pub mod key;

@@ -28,6 +28,7 @@ fn help_of_every_verb() {
         "preview renew",
         "preview revoke",
         "extend",
+        "fork",
         "pause",
         "resume",
         "stop",

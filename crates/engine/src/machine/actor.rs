@@ -45,6 +45,8 @@ pub(crate) enum Origin {
     Intent,
     /// It was found running after a restart.
     Adopted(Box<dyn Instance>),
+    /// It was just copied from another one: its processes are frozen, and it takes itself for that one.
+    Forked(Box<dyn Instance>),
     /// It was found running after a restart, on the way into a pause or out of it: its processes may be frozen.
     Between(Box<dyn Instance>),
     /// It was found paused after a restart.
@@ -65,6 +67,8 @@ pub(crate) struct World {
 /// What an actor does next.
 pub(super) enum Begin {
     Make,
+    /// It runs for the first time and does not know who it is.
+    Introduce(Arc<dyn Instance>),
     Run(Arc<dyn Instance>),
     /// It runs; its guest has to be put right.
     Recall(Arc<dyn Instance>),
@@ -116,6 +120,7 @@ pub(crate) fn spawn(
             jobs::resume(&shared);
             Begin::Run(instance)
         }
+        Origin::Forked(instance) => Begin::Introduce(Arc::from(instance)),
         Origin::Between(instance) => {
             shared.link_or_new(record.key);
             Begin::Recall(Arc::from(instance))
@@ -138,6 +143,13 @@ impl Actor {
             begin = match begin {
                 Begin::Make => match self.make().await {
                     Ok(instance) => Begin::Run(instance),
+                    Err(failure) => Begin::End(failure),
+                },
+                Begin::Introduce(instance) => match self.introduce(instance).await {
+                    Ok(instance) => {
+                        self.follow();
+                        Begin::Run(instance)
+                    }
                     Err(failure) => Begin::End(failure),
                 },
                 Begin::Run(instance) => self.run(instance).await,
@@ -179,7 +191,19 @@ impl Actor {
                 );
             }
         };
-        let instance: Arc<dyn Instance> = Arc::from(launched);
+        self.introduce(Arc::from(launched)).await
+    }
+
+    /// Follows the jobs and contexts that are there already, once.
+    pub(super) fn follow(&mut self) {
+        if !std::mem::replace(&mut self.followed, true) {
+            contexts::resume(&self.shared);
+            jobs::resume(&self.shared);
+        }
+    }
+
+    /// Tells a machine that was just restored who it is, and lets callers in. On failure the caller ends it.
+    async fn introduce(&mut self, instance: Arc<dyn Instance>) -> Result<Arc<dyn Instance>, Failure> {
         let link = Arc::new(Link::new(self.record.key));
         let identity = self.identity();
         let introduced = tokio::select! {
@@ -249,6 +273,9 @@ impl Actor {
                     }
                     Some(Message::Resume { reply }) => {
                         let _ = reply.send(Ok(self.record.clone()));
+                    }
+                    Some(Message::Fork { children, reply }) => {
+                        let _ = reply.send(self.fork(&instance, &children).await);
                     }
                     Some(Message::Stop { reply }) => {
                         if let Some(finish) = self.stop(reply).await {
@@ -474,6 +501,9 @@ impl Actor {
                         | Message::Pause { reply }
                         | Message::Resume { reply },
                     ) => {
+                        let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
+                    }
+                    Some(Message::Fork { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }
                     Some(Message::Stop { reply }) if uncertain => {

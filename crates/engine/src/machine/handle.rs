@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
+use crate::driver::Forked;
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts::Contexts;
@@ -49,6 +50,10 @@ pub(crate) enum Message {
     },
     Resume {
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
+    Fork {
+        children: Vec<GenerationKey>,
+        reply: oneshot::Sender<Result<Forked, EngineError>>,
     },
     Stop {
         reply: oneshot::Sender<Result<StopOutcome, EngineError>>,
@@ -246,6 +251,12 @@ impl MachineHandle {
     pub async fn resume(&self) -> Result<MachineRecord, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Resume { reply }, answer).await
+    }
+
+    /// Has copies of the machine made, each under the machine's own policy; they are in the driver's hand alone.
+    pub(crate) async fn fork(&self, children: Vec<GenerationKey>) -> Result<Forked, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Fork { children, reply }, answer).await
     }
 
     /// Ends the machine. Idempotent.

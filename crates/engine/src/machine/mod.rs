@@ -9,6 +9,7 @@ mod admission;
 pub mod command;
 pub mod contexts;
 pub mod files;
+mod fork;
 mod gate;
 pub mod handle;
 pub mod jobs;

@@ -13,15 +13,13 @@ use crate::driver::Instance;
 use crate::error::EngineError;
 use crate::journal::Change;
 use crate::machine::admission::{Admission, Request, admit};
-use crate::machine::contexts;
 use crate::machine::handle::{Message, not_running};
-use crate::machine::jobs;
-use crate::machine::link::silent;
+use crate::machine::link::{Link, silent};
 
-/// Longest time a guest may take to bring its processes to rest and write out its file systems.
+/// Longest time a guest may take to bring its processes to rest.
 const REST_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest time a driver may take to save a machine, or to bring it back.
-const DRIVER_DEADLINE: Duration = Duration::from_secs(300);
+pub(super) const DRIVER_DEADLINE: Duration = Duration::from_secs(300);
 
 impl Actor {
     /// Pauses the machine. It runs on when this fails, unless it ended meanwhile.
@@ -45,18 +43,7 @@ impl Actor {
         self.write(pausing).await.map_err(|e| super::actor::store_failed(&e))?;
         self.shared.gate.close();
         let saved = async {
-            let quiet = async {
-                let client = link.client().await?;
-                let request = pb::QuiesceRequest { freeze: true, sync: true, ..Default::default() };
-                client
-                    .rpc()
-                    .quiesce(request)
-                    .await
-                    .map(drop)
-                    .map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
-            };
-            timeout(REST_DEADLINE, quiet).await.map_err(|_| silent("it did not come to rest in time"))??;
-            link.rest().await;
+            quiet(&link).await?;
             match timeout(DRIVER_DEADLINE, self.world.driver.pause(&self.record.key)).await {
                 Ok(done) => done.map_err(|e| told(e.into(), "the machine could not be saved")),
                 Err(_) => Err(EngineError::new(ErrorCode::Internal, "the machine was not saved in time")),
@@ -103,6 +90,9 @@ impl Actor {
                         let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
                     }
                     Some(Message::SetEgress { reply, .. }) => {
+                        let _ = reply.send(Err(not_running(self.record.state, None)));
+                    }
+                    Some(Message::Fork { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, None)));
                     }
                     Some(Message::Pause { reply }) => {
@@ -185,10 +175,7 @@ impl Actor {
         }
         self.shared.gate.touch();
         self.shared.gate.open();
-        if !std::mem::replace(&mut self.followed, true) {
-            contexts::resume(&self.shared);
-            jobs::resume(&self.shared);
-        }
+        self.follow();
         if self.record.state == MachineState::Paused {
             self.write_until_taken(Change { state: Some(MachineState::Resuming), ..Change::default() }).await;
         }
@@ -203,8 +190,20 @@ impl Actor {
     }
 }
 
+/// Freezes the guest's processes and closes the link. What its file systems have not written out is in its memory, which is kept.
+pub(super) async fn quiet(link: &Link) -> Result<(), EngineError> {
+    let frozen = async {
+        let client = link.client().await?;
+        let request = pb::QuiesceRequest { freeze: true, sync: false, ..Default::default() };
+        client.rpc().quiesce(request).await.map(drop).map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
+    };
+    timeout(REST_DEADLINE, frozen).await.map_err(|_| silent("it did not come to rest in time"))??;
+    link.rest().await;
+    Ok(())
+}
+
 /// A driver's or a guest's failure; what it says of creating is said of this.
-fn told(e: EngineError, what: &'static str) -> EngineError {
+pub(super) fn told(e: EngineError, what: &'static str) -> EngineError {
     if e.code() == ErrorCode::CreateFailed {
         return EngineError::new(ErrorCode::Internal, what).because(e.internal().unwrap_or_default());
     }

@@ -3,6 +3,7 @@
 mod contexts;
 mod egress;
 mod files;
+mod fork;
 mod jobs;
 mod journal;
 mod lifecycle;
@@ -82,6 +83,7 @@ impl Bench {
             state: MachineState::Creating,
             ending: None,
             lease: Lease { hard_deadline: now.plus(ttl_ms), idle_timeout_ms, last_activity: now },
+            forked_from: None,
             running_at: None,
             ended_at: None,
             revision: 1,

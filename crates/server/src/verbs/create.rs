@@ -78,7 +78,7 @@ async fn bring_to_life(
         .creations
         .try_acquire()
         .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
-    has_room(&state, &permit)?;
+    has_room(&state, &permit, 1)?;
     template_exists(&state, &spec.template).await?;
     let new = NewMachine {
         key: GenerationKey::new(uuid::Uuid::now_v7()),
@@ -86,6 +86,7 @@ async fn bring_to_life(
         slot,
         host: state.config.host_name.clone(),
         spec,
+        forked_from: None,
         now: state.now(),
     };
     let begun = state.store.begin_create(new, idempotency).await?;
@@ -140,7 +141,7 @@ fn named(e: EngineError, identity: &str) -> ApiError {
 }
 
 /// Waits until a creation that was begun before is over.
-async fn finished(state: &AppState, mut record: MachineRecord) -> ApiResult<MachineRecord> {
+pub(super) async fn finished(state: &AppState, mut record: MachineRecord) -> ApiResult<MachineRecord> {
     let deadline = Instant::now() + REPLAY_WAIT;
     while record.state == MachineState::Creating {
         if let Some(handle) = state.directory.handle_of(&record) {
@@ -185,10 +186,11 @@ async fn template_exists(state: &AppState, template: &TemplateName) -> ApiResult
     Err(ApiError::new(ErrorCode::TemplateNotFound, format!("There is no template {template}.")))
 }
 
-fn has_room(state: &AppState, permit: &Permit) -> ApiResult<()> {
-    state.engine.has_room()?;
+/// Refuses `more` machines where this host or project has no room for them.
+pub(super) fn has_room(state: &AppState, permit: &Permit, more: usize) -> ApiResult<()> {
+    state.engine.has_room(more)?;
     let max = state.config.max_machines_per_project as usize;
-    if state.directory.count(&permit.project) >= max {
+    if state.directory.count(&permit.project) + more > max {
         return Err(ApiError::new(ErrorCode::Overloaded, format!("This project already has {max} machines."))
             .hint("Stop machines that are not needed, or raise `max-machines-per-project` of the service."));
     }

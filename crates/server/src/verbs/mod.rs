@@ -6,6 +6,7 @@ mod create;
 mod egress;
 mod extend;
 mod files;
+mod fork;
 mod get;
 mod healthz;
 mod jobs;
@@ -40,6 +41,7 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(create::create, list::list))
         .routes(routes!(get::get))
         .routes(routes!(extend::extend))
+        .routes(routes!(fork::fork))
         .routes(routes!(pause::pause))
         .routes(routes!(resume::resume))
         .routes(routes!(stop::stop))

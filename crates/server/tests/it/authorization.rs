@@ -44,6 +44,7 @@ fn turn(id: &str) -> u32 {
     match id {
         "writeFile" | "uploadTree" => 0,
         "removeFile" => 2,
+        "forkMachine" => 2,
         "pauseMachine" => 3,
         "resumeMachine" => 4,
         "stopMachine" => 5,
@@ -115,6 +116,7 @@ fn request_on(
         "createMachine" => json!({"catalogId": "python"}).to_string(),
         "setEgress" => json!({"policy": "open"}).to_string(),
         "putSecret" => json!({"host": "a.example", "header": "x-key", "value": "v"}).to_string(),
+        "forkMachine" => json!({"count": 1}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
         "startJob" => json!({"command": "true"}).to_string(),

@@ -7,6 +7,7 @@ mod contexts;
 mod create;
 mod egress;
 mod files;
+mod fork;
 mod http;
 mod jobs;
 mod machines;

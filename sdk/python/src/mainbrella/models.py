@@ -282,6 +282,11 @@ def parse_machine(data: Any) -> MachineInfo:
     )
 
 
+def parse_fork(data: Any) -> list[MachineInfo]:
+    """The children of a fork."""
+    return [parse_machine(child) for child in Fields(data, "fork").objects("children")]
+
+
 def parse_policy(f: Fields) -> EgressPolicy:
     """An ``EgressPolicy`` of the wire."""
     rules = () if f.raw("rules") is None else tuple(f.texts("rules"))

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use job::Follower;
 pub use mainbrella_job_log::{Cause, Entry, Event, Exit, OutputReader, Position, Stream};
-pub(crate) use shelf::Shelf;
+pub(crate) use shelf::{EGRESS_LOG, Shelf};
 pub use shelf::{JobOutput, JobPage, MachineJobs};
 pub(crate) use verbs::resume;
 

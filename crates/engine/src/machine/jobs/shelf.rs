@@ -29,7 +29,7 @@ struct Table {
 }
 
 /// The file of the egress log. No job has such a name.
-const EGRESS_LOG: &str = "egress.log";
+pub(crate) const EGRESS_LOG: &str = "egress.log";
 
 /// See the module.
 #[derive(Debug)]

@@ -86,6 +86,7 @@ pub fn new(slot: Option<&str>, now: i64) -> NewMachine {
         slot: slot.map(|s| s.parse().expect("valid")),
         host: HOST.to_owned(),
         spec: spec(),
+        forked_from: None,
         now: Millis(now),
     }
 }

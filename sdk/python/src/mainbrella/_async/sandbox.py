@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import overload
 
+from .._wire import check_key
 from ..egresstypes import Policy
 from ..errors import (
     CallerStoppedWaitingError,
     CleanupUncertainError,
     CommandFailedError,
     ConfigurationError,
+    CreateFailedError,
     GenerationMismatchError,
     MainbrellaError,
     NotFoundError,
@@ -18,7 +21,7 @@ from ..errors import (
     UnavailableError,
 )
 from ..jobs import ProcessList, parse_processes
-from ..models import MachineInfo, StopResult, drop_none, parse_machine, parse_stop
+from ..models import MachineInfo, StopResult, drop_none, parse_fork, parse_machine, parse_stop
 from ..secrettypes import Secret
 from . import net
 from .api import AsyncMachineApi
@@ -222,6 +225,78 @@ class AsyncSandbox:
             raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds or both.")
         body = drop_none({"ttlSeconds": ttl_seconds, "idleTimeoutSeconds": idle_timeout_seconds})
         return self._learn(parse_machine(await self.api.post("/extend", body)))
+
+    @overload
+    async def fork(
+        self,
+        *,
+        ttl_seconds: int = 3600,
+        idle_timeout_seconds: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncSandbox: ...
+
+    @overload
+    async def fork(
+        self,
+        n: int,
+        *,
+        ttl_seconds: int = 3600,
+        idle_timeout_seconds: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[AsyncSandbox]: ...
+
+    async def fork(
+        self,
+        n: int | None = None,
+        *,
+        ttl_seconds: int = 3600,
+        idle_timeout_seconds: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncSandbox | list[AsyncSandbox]:
+        """Copies the machine as it is now: memory, processes, disk, jobs with their logs. It goes on, and so does each copy.
+
+        Without ``n`` it returns one machine, with ``n`` a list of that many (at most 8). Each owns its clean-up as one made by
+        ``create`` does. Secrets and previews stay with the source. All attempts of one call carry one idempotency key.
+
+        Args:
+            n: how many.
+            ttl_seconds: how long each may live.
+            idle_timeout_seconds: when nobody uses one for so long it ends; default: as the source.
+            metadata: labels, over those of the source.
+            idempotency_key: the caller's own key; the same key and arguments give the same machines.
+        """
+        if n is not None and n < 1:
+            raise ConfigurationError("n must be at least 1.")
+        body = drop_none(
+            {
+                "count": 1 if n is None else n,
+                "ttlSeconds": ttl_seconds,
+                "idleTimeoutSeconds": idle_timeout_seconds,
+                "metadata": dict(metadata) if metadata else None,
+            }
+        )
+        transport = self.api.transport
+        infos = await transport.keyed(
+            self.api.path + "/fork",
+            body,
+            parse_fork,
+            query={"createdAt": self.created_at},
+            key=check_key(idempotency_key),
+            timeout=_PAUSE_WAIT_SECONDS,
+        )
+        children = [AsyncSandbox(transport, info, owned=True) for info in infos if info.state != "failed"]
+        if len(children) < (n or 1):
+            for child in children:
+                await child.kill()
+            raise CreateFailedError(
+                f"Only {len(children)} of {n or 1} copies could be made; they were stopped.",
+                code="create_failed",
+                hint="Inspect the machines that failed; `mainbrella doctor` checks the host.",
+            )
+        return children[0] if n is None else children
 
     async def pause(self) -> MachineInfo:
         """Saves memory and disk and ends every process of the machine until it is resumed.

@@ -1,0 +1,65 @@
+//! `mainbrella fork`.
+
+use std::collections::BTreeMap;
+
+use mainbrella_client::api::{ForkMachine, State};
+
+use crate::context::Context;
+use crate::failure::{Exit, Failure};
+use crate::values::{MachineArg, Pair, Span};
+
+/// Make copies of a running machine, which goes on
+///
+/// Each has the memory, processes, disk and jobs that the machine has now, and is a machine of its own. Prints one name a line.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The machine
+    #[arg(value_name = "ID[@CREATED_AT]")]
+    machine: MachineArg,
+    /// How many
+    #[arg(long, short = 'n', value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    count: u32,
+    /// How long each may live [default: an hour]
+    #[arg(long, value_name = "DURATION")]
+    ttl: Option<Span>,
+    /// After how long without use each ends [default: as the source]
+    #[arg(long, value_name = "DURATION")]
+    idle: Option<Span>,
+    /// A label, over those of the source; may be given several times
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    label: Vec<Pair>,
+    /// Repeating the call with this key gives the same machines
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
+/// Forks a machine.
+pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
+    let client = context.client()?;
+    let machine = context.resolve(&client, &args.machine).await?;
+    let metadata: BTreeMap<String, String> = args.label.into_iter().map(|Pair(k, v)| (k, v)).collect();
+    let body = ForkMachine {
+        count: Some(args.count),
+        ttl_seconds: args.ttl.map(Span::seconds),
+        idle_timeout_seconds: args.idle.map(Span::seconds),
+        metadata,
+    };
+    let key = args.idempotency_key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+    let made = client.fork(&machine, &body, Some(&key)).await?;
+    if context.output.json {
+        context.output.json(&made)?;
+    } else {
+        for child in made.children.iter().filter(|child| child.state == State::Running) {
+            context.output.line(&format!("{}@{}", child.id, child.created_at))?;
+        }
+        if let Some(ms) = made.still_ms {
+            context.output.note(&format!("mainbrella: the source stood still for {ms} ms"));
+        }
+    }
+    let missing = made.children.iter().filter(|child| child.state == State::Failed).count();
+    if missing > 0 {
+        context.output.note(&format!("mainbrella: {missing} of the copies could not be made"));
+        return Ok(Exit::Failed as u8);
+    }
+    Ok(0)
+}

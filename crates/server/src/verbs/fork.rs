@@ -1,0 +1,158 @@
+use axum::extract::State;
+use axum::response::Response;
+use http::HeaderMap;
+use mainbrella_api::{ForkMachine, ForkResult};
+use mainbrella_engine::MachineHandle;
+use mainbrella_store::{BeginFork, Idempotency, NewMachine};
+use mainbrella_types::{ErrorCode, FailureKind, GenerationKey, MachineRecord, MachineSpec, MachineState, limits};
+use sha2::{Digest as _, Sha256};
+use tracing::Instrument as _;
+
+use super::create::{finished, has_room};
+use crate::auth::Permit;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JsonBody, Query, SlotPath};
+use crate::state::AppState;
+use crate::{convert, fence, idempotency};
+
+/// Fork a running machine
+///
+/// Makes copies of it as it is now: memory, processes, disk, jobs with their logs. Each is a machine of its own, with its own id, clock, random
+/// numbers, hostname, machine-id and network, under the source's egress policy; the source goes on. Secrets and previews stay the source's.
+/// With an Idempotency-Key, repeating the call with the same body within 24 hours returns the same children.
+#[utoipa::path(post, path = "/v1/machines/{id}/fork", tag = "machines", operation_id = "forkMachine",
+    params(("id" = String, Path, description = "The slot."),
+           ("createdAt" = String, Query, description = "The generation that is meant."),
+           ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 printable ASCII characters.")),
+    request_body = ForkMachine,
+    responses(
+        (status = 201, description = "Made by this call.", body = ForkResult),
+        (status = 200, description = "Made by an earlier call with this Idempotency-Key; the children as they are now.", body = ForkResult,
+            headers(("Idempotency-Replayed" = String, description = "`true`")))))]
+pub(crate) async fn fork(
+    State(state): State<AppState>,
+    permit: Permit,
+    SlotPath(id): SlotPath,
+    mut query: Query,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<ForkMachine>,
+) -> ApiResult<Response> {
+    let created_at = query.created_at()?;
+    query.finish()?;
+    let count = body.count.unwrap_or(1);
+    if !(1..=limits::FORK_CHILDREN_MAX).contains(&count) {
+        return Err(ApiError::invalid("count must be 1 to 8."));
+    }
+    let found = fence::to_act(&state, &permit, &id, created_at).await?;
+    let source = found.with(Clone::clone);
+    let given = given_key(&headers, &source, &body)?;
+    let spec = spec(&state, &source, body)?;
+    let handle = found.living()?;
+    // On a task of its own: a caller who goes away after the intents are durable must not leave them without actors.
+    let work = carry_out(state.clone(), permit, handle, source, spec, count, given).in_current_span();
+    let made = tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("a fork ended abnormally: {e}")))??;
+    idempotency::made(made.still_ms.is_none(), &made)
+}
+
+async fn carry_out(
+    state: AppState,
+    permit: Permit,
+    source: MachineHandle,
+    from: MachineRecord,
+    spec: MachineSpec,
+    count: u32,
+    given: Option<Idempotency>,
+) -> ApiResult<ForkResult> {
+    let _place = state
+        .creations
+        .try_acquire()
+        .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
+    has_room(&state, &permit, count as usize)?;
+    let children: Vec<NewMachine> = (0..count)
+        .map(|_| NewMachine {
+            key: GenerationKey::new(uuid::Uuid::now_v7()),
+            project: permit.project.clone(),
+            slot: None,
+            host: state.config.host_name.clone(),
+            spec: spec.clone(),
+            forked_from: Some(from.generation.clone()),
+            now: state.now(),
+        })
+        .collect();
+    let traits = state.traits();
+    match state.store.begin_fork(&children, given.as_ref()).await? {
+        BeginFork::Fresh(records) => {
+            let receipt = state.engine.fork(&source, records).await?;
+            let children: Vec<MachineRecord> = receipt.children.iter().map(MachineHandle::record).collect();
+            children.iter().for_each(|child| drop(state.directory.handle_of(child)));
+            if let Some(none) = all_failed(&children) {
+                return Err(none);
+            }
+            Ok(ForkResult {
+                children: children.iter().map(|child| convert::machine(child, &traits)).collect(),
+                still_ms: Some(receipt.still_ms),
+                memory_bytes: Some(receipt.memory_bytes),
+            })
+        }
+        BeginFork::Replay(records) => {
+            let mut children = Vec::new();
+            for record in records {
+                children.push(finished(&state, record).await?);
+            }
+            if let Some(none) = all_failed(&children) {
+                return Err(none);
+            }
+            let children = children.iter().map(|child| convert::machine(child, &traits)).collect();
+            Ok(ForkResult { children, still_ms: None, memory_bytes: None })
+        }
+        BeginFork::KeyConflict => Err(ApiError::new(
+            ErrorCode::IdempotencyConflict,
+            "This Idempotency-Key was used for a request with another body.",
+        )),
+    }
+}
+
+/// What is said where none of the children ever ran.
+fn all_failed(children: &[MachineRecord]) -> Option<ApiError> {
+    let never = |child: &MachineRecord| child.state == MachineState::Failed && child.running_at.is_none();
+    if !children.iter().all(never) {
+        return None;
+    }
+    let ending = children.first().and_then(|child| child.ending.as_ref());
+    let code = match ending.map(|e| e.kind) {
+        Some(FailureKind::HostFull) => ErrorCode::HostFull,
+        _ => ErrorCode::CreateFailed,
+    };
+    Some(ApiError::new(code, format!("None of the copies could be made: {}.", ending.map_or("", |e| e.message.as_str()))))
+}
+
+/// Covers the source, too: the same key for another machine is another request.
+fn given_key(headers: &HeaderMap, source: &MachineRecord, body: &ForkMachine) -> ApiResult<Option<Idempotency>> {
+    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
+    let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
+    let body_hash = Sha256::new()
+        .chain_update(b"fork machine v1\n")
+        .chain_update(source.key.to_string())
+        .chain_update(canonical)
+        .finalize()
+        .into();
+    Ok(Some(Idempotency { key: key.to_owned(), body_hash }))
+}
+
+/// The source's own, with what was asked over it.
+fn spec(state: &AppState, source: &MachineRecord, body: ForkMachine) -> ApiResult<MachineSpec> {
+    let mut spec = source.spec.clone();
+    spec.ttl_ms = body.ttl_seconds.unwrap_or(limits::TTL_DEFAULT_SECONDS).saturating_mul(1000);
+    if let Some(seconds) = body.idle_timeout_seconds {
+        spec.idle_timeout_ms = Some(seconds.saturating_mul(1000));
+    }
+    spec.metadata.extend(body.metadata);
+    spec.validate()?;
+    if spec.metadata.iter().any(|(k, v)| k.contains('\0') || v.contains('\0')) {
+        return Err(ApiError::invalid("metadata must be without NUL."));
+    }
+    if !state.engine.report().fork {
+        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot copy running machines."));
+    }
+    Ok(spec)
+}
