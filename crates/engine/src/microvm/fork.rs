@@ -15,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::StreamExt;
 use mainbrella_types::{GenerationKey, SizeSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -38,6 +39,8 @@ use crate::error::DriverError;
 
 /// Most children at once.
 const CHILDREN_MAX: usize = 64;
+/// How many of them are made at a time.
+const AT_ONCE: usize = 8;
 /// The overlay that is being put on top.
 const NEXT: &str = "disk.next.qcow2";
 
@@ -103,11 +106,12 @@ impl Inner {
             self.bequeath(&machine, &qmp, size.spec()).await?
         };
         let legacy = Arc::new(legacy);
-        let children = orders.iter().map(|order| {
+        let mut making = Vec::new();
+        for order in orders {
             let (inner, order, legacy, frozen) = (self.clone(), order.clone(), legacy.clone(), frozen.clone());
-            super::detached(async move { inner.child(&order, &legacy, &frozen).await })
-        });
-        let children = futures::future::join_all(children).await;
+            making.push(super::detached(async move { inner.child(&order, &legacy, &frozen).await }));
+        }
+        let children = futures::stream::iter(making).buffered(AT_ONCE).collect().await;
         let folder = legacy.folder.clone();
         if let Err(e) = blocking(move || folder::remove(&folder).map_err(|e| DriverError::io("removing", e))).await {
             tracing::warn!(error = %chain(&e), "the copy of a machine is left and will be removed at the next start");
@@ -229,15 +233,13 @@ impl Inner {
         let since = Instant::now();
         let work = async {
             capture::stop(qmp).await?;
+            capture::device(qmp, &device, false).await?;
             let of = machine.clone();
-            // Neither touches what the other reads.
-            let copied = blocking(move || {
+            let delta = blocking(move || {
                 let from = capture::memory(&of.vmm.process, bytes)?;
                 capture::own_memory(&from, bytes, memory)
-            });
-            let (copied, saved) = tokio::join!(copied, capture::device(qmp, &device, false));
-            saved?;
-            let delta = copied?;
+            })
+            .await?;
             let on_top = json!({"node": below, "overlay": upper});
             qmp.call("blockdev-snapshot", on_top, QUICK).await.map_err(|e| stage(chain(&e)))?;
             Ok(delta)

@@ -49,6 +49,11 @@ pub(super) fn ms_since(then: Instant) -> u64 {
 impl Inner {
     /// A machine that may be captured, with its control channel.
     pub(super) async fn capturable(&self, key: &GenerationKey) -> Result<(Arc<Machine>, Arc<Qmp>), DriverError> {
+        if let Some(why) = &self.keeps_nothing {
+            return Err(DriverError::Unsupported(format!(
+                "the data directory's file system cannot keep machines: {why}"
+            )));
+        }
         let machine = self.machines().get(key).cloned().filter(|m| !m.vmm.process.ended());
         let machine = machine.ok_or(DriverError::WrongState("the machine does not run"))?;
         if machine.vmm.record.making.is_empty() {
@@ -275,6 +280,17 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
 
 fn sync_parents(a: &Path, b: &Path) -> io::Result<()> {
     [a, b].iter().filter_map(|folder| folder.parent()).try_for_each(|parent| File::open(parent)?.sync_all())
+}
+
+/// Whether the file system of `tmp` can do what pause, resume and fork need of it.
+pub(super) fn probe(tmp: &Path) -> io::Result<()> {
+    let trial = tempfile::Builder::new().prefix("fork-trial-").tempdir_in(tmp)?;
+    let [a, b] = ["a", "b"].map(|name| trial.path().join(name));
+    fs::create_dir(&a)?;
+    fs::create_dir(&b)?;
+    File::create(a.join(OVERLAY))?;
+    fs::hard_link(a.join(OVERLAY), b.join("link"))?;
+    exchange(&a, &b)
 }
 
 /// Puts the folder of a paused machine in order after a restart: no VMM, none of its files. Blocks.
