@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ground::*;
-use mainbrella_engine::DriverError;
 use mainbrella_engine::driver::{Adoption, Driver, EgressOrder, ForkOrder, Instance, LaunchOrder};
 use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
+use mainbrella_engine::{DriverError, Outcome};
 use mainbrella_guest_protocol::host::GuestClient;
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
-use mainbrella_types::{GenerationKey, SizeClass};
+use mainbrella_types::{EgressPolicy, GenerationKey, SizeClass, Target};
 
 /// Holds 60 MB of which it changes some all the time and checks all; and a file that has no name any more. Each round that
 /// found everything as it was left is a line `good N` in /root/rounds; anything else is `bad`.
@@ -187,9 +187,27 @@ async fn a_pause_that_finds_the_host_full_leaves_the_machine_running() {
     assert!(!place.join("paused").exists() && !place.join("paused.new").exists(), "nothing of it is left");
     let guest = client(&*machine).await;
     let rounds = rounds_after(&guest, rounds).await;
+    // Nor can it be forked.
+    quiesce(guest).await;
+    let child = ForkOrder { key: order().key, egress: egress() };
+    let full = driver.fork(&o.key, std::slice::from_ref(&child)).await.err();
+    assert!(matches!(full, Some(DriverError::HostFull)), "{full:?}");
+    for dir in ["disks", "tmp", "waiting"] {
+        assert_eq!(std::fs::read_dir(t.path().join(dir)).expect("list").count(), 0, "{dir}");
+    }
+    let names = || {
+        let files = std::fs::read_dir(&place).expect("list").flatten();
+        let mut names: Vec<_> = files.map(|f| f.file_name().to_string_lossy().into_owned()).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names(), ["agent.sock", "disk.qcow2", "qmp.sock", "vmm.json"]);
+    let guest = client(&*machine).await;
+    let rounds = rounds_after(&guest, rounds).await;
     disk.grow(512);
     quiesce(guest).await;
     driver.pause(&o.key).await.expect("there is room now");
+    assert_eq!(names(), ["disk.qcow2", "paused"]);
     let machine = driver.resume(&o.key, &egress()).await.expect("resume");
     let guest = client(&*machine).await;
     rounds_after(&guest, rounds).await;
@@ -237,20 +255,61 @@ async fn a_paused_machine_outlives_the_service_and_damage_is_found_before_it_is_
         assert!(matches!(driver.adopt(&o.key, &egress()).await.expect("adopt"), Adoption::Paused));
         file.write_all_at(&byte, at).expect("write");
     }
-    // A policy that cannot be enforced, or a template that is not the same, changes nothing either.
-    let frozen = std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().next().expect("one").path();
-    assert!(frozen.join("root.erofs").is_file(), "the root image is kept beside what was frozen with it");
-    let machine = driver.resume(&o.key, &egress()).await.expect("as it was");
+    // Two at once: one of them brings it back, under the policy that is asked for now.
+    let list: EgressOrder = "allow-list 203.0.113.34:80".parse::<EgressPolicy>().expect("a policy").into();
+    let (a, b) = tokio::join!(driver.resume(&o.key, &list), driver.resume(&o.key, &list));
+    let ((Ok(machine), Err(DriverError::WrongState(_))) | (Err(DriverError::WrongState(_)), Ok(machine))) = (a, b)
+    else {
+        panic!("neither or both")
+    };
+    let network = machine.network().expect("a network");
+    for (to, expected) in [("203.0.113.34", Outcome::Allowed), ("203.0.113.35", Outcome::Denied)] {
+        let to = Target::Address(to.parse().expect("an address"));
+        assert_eq!(network.explain(&to, 80).await.outcome, expected);
+    }
     let guest = client(&*machine).await;
     assert_eq!(shell(&guest, "cat /root/f /dev/shm/f").await, "kept\nshared\n");
     assert!(!paused.exists(), "what was kept is let go");
-    drop((guest, machine));
+
+    // A service that died right before a VMM was to go on, and what it had already set aside.
+    quiesce(guest).await;
+    drop((machine, driver));
+    let place = machines.join(o.key.to_string());
+    stop_vmm(&place);
+    let aside = t.path().join("waiting").join(uuid::Uuid::now_v7().simple().to_string());
+    std::fs::create_dir_all(aside.join("paused")).expect("mkdir");
+    let driver = open(&c).await;
+    assert!(!aside.exists());
+    let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else { panic!("it runs") };
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "cat /root/f /dev/shm/f").await, "kept\nshared\n");
+    quiesce(guest).await;
+
+    // And one that died right after what was kept had its name.
+    let pid = driver.vmm_pid(&o.key).expect("it runs");
+    drop((machine, driver));
+    stop_vmm(&place);
+    std::fs::create_dir(&paused).expect("mkdir");
+    let driver = open(&c).await;
+    assert!(gone(Path::new(&format!("/proc/{pid}"))), "never both");
+    assert!(matches!(driver.adopt(&o.key, &egress()).await.expect("adopt"), Adoption::Paused));
+    let empty = driver.resume(&o.key, &egress()).await.err();
+    assert!(matches!(empty, Some(DriverError::Damaged(_))), "{empty:?}");
     driver.destroy(&other.key).await.expect("a paused one is destroyed");
     driver.destroy(&other.key).await.expect("again");
     assert_eq!(driver.inventory().await.expect("inventory"), [o.key]);
     driver.destroy(&o.key).await.expect("destroy");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
+}
+
+/// Stops the VMM in `place` behind its service's back.
+fn stop_vmm(place: &Path) {
+    use std::io::Write;
+    let mut channel = std::os::unix::net::UnixStream::connect(place.join("qmp.sock")).expect("connect");
+    channel.write_all(b"{\"execute\":\"qmp_capabilities\"}{\"execute\":\"stop\",\"id\":1}").expect("write");
+    let lines = BufReader::new(channel).lines();
+    assert!(lines.map_while(Result::ok).any(|l| l.contains("\"id\": 1")), "stopped");
 }
 
 /// Name of the variable that says what the service that is killed shall do.
@@ -388,6 +447,9 @@ async fn children_go_on_by_themselves_and_outlive_their_source() {
     .await;
     let rounds = rounds_after(&guest, 1).await;
     quiesce(guest).await;
+    let taken = ForkOrder { key: o.key, egress: egress() };
+    let refused = driver.fork(&o.key, &[taken]).await.err();
+    assert!(matches!(refused, Some(DriverError::Stage { .. })), "a key is used once: {refused:?}");
     let children = fork(&driver, &o, 2).await;
     assert_eq!(driver.inventory().await.expect("inventory").len(), 3);
     let guest = client(&*machine).await;
@@ -483,6 +545,61 @@ async fn a_source_is_forked_again_and_again_up_to_a_bound_and_is_paused_after() 
     drop(guest);
     driver.destroy(&o.key).await.expect("destroy");
     assert_eq!(std::fs::read_dir(t.path().join("disks")).expect("list").count(), 0);
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_that_was_cut_off_is_finished_or_taken_back() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let o = order();
+    let machine = driver.launch(&o).await.expect("launch");
+    let guest = client(&*machine).await;
+    shell(&guest, "echo before > /root/f; sync").await;
+    quiesce(guest).await;
+    let children = fork(&driver, &o, 1).await;
+    driver.destroy(&children[0].0).await.expect("destroy");
+    let guest = client(&*machine).await;
+    shell(&guest, "echo after >> /root/f; sync").await;
+    quiesce(guest).await;
+    drop((machine, driver));
+
+    // As it was when QEMU wrote to the fresh overlay already, but nothing had its name.
+    let place = t.path().join("machines").join(o.key.to_string());
+    let disks = || std::fs::read_dir(t.path().join("disks")).expect("list").flatten().map(|e| e.path());
+    let below = disks().next().expect("one");
+    std::fs::rename(place.join("disk.qcow2"), place.join("disk.next.qcow2")).expect("rename");
+    std::fs::rename(place.join("layers.json"), place.join("layers.next.json")).expect("rename");
+    std::fs::hard_link(below.join("disk.qcow2"), place.join("disk.qcow2")).expect("link");
+    let driver = open(&c).await;
+    let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else { panic!("it runs") };
+    assert!(place.join("layers.json").exists() && !place.join("disk.next.qcow2").exists());
+    drop((machine, driver));
+
+    // And as it was when the fresh overlay was not on top yet.
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let text = std::fs::read_to_string(place.join("layers.json")).expect("read");
+    std::fs::write(place.join("layers.next.json"), text.replace("]", &format!(",\"{id}\"]"))).expect("write");
+    std::fs::write(place.join("disk.next.qcow2"), "").expect("write");
+    std::fs::create_dir(t.path().join("disks").join(&id)).expect("mkdir");
+    let driver = open(&c).await;
+    assert_eq!(disks().count(), 2, "it may be in use");
+    let Adoption::Running(machine) = driver.adopt(&o.key, &egress()).await.expect("adopt") else { panic!("it runs") };
+    assert!(!place.join("layers.next.json").exists() && !place.join("disk.next.qcow2").exists());
+    assert_eq!(disks().count(), 1);
+
+    // Either way it is kept, and found again, with the disk it has.
+    driver.pause(&o.key).await.expect("pause");
+    drop(machine);
+    let machine = driver.resume(&o.key, &egress()).await.expect("resume");
+    let guest = client(&*machine).await;
+    let out = shell(&guest, "echo 3 > /proc/sys/vm/drop_caches; cat /root/f").await;
+    assert_eq!(out, "before\nafter\n");
+    drop(guest);
+    driver.destroy(&o.key).await.expect("destroy");
+    assert_eq!(disks().count(), 0);
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
 }

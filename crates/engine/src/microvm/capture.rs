@@ -100,7 +100,7 @@ pub(super) async fn go_on(machine: &Machine, qmp: &Qmp) {
     for pause in [0, 50, 500, 2000] {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         outcome = qmp.call("cont", json!({}), QUICK).await.map(drop);
-        if outcome.is_ok() {
+        if outcome.is_ok() || machine.vmm.process.ended() {
             return;
         }
     }

@@ -174,11 +174,18 @@ impl Disks {
 
     /// Says that `key` uses none any more; removes what is left without a user.
     pub(super) fn release(&self, key: &GenerationKey) {
+        self.keep_only(key, &[]);
+    }
+
+    /// Says that `key` uses no other than `layers`; removes what is left without a user.
+    pub(super) fn keep_only(&self, key: &GenerationKey, layers: &[String]) {
         let unused: Vec<String> = {
             let mut users = self.users();
-            users.values_mut().for_each(|keys| {
-                keys.remove(key);
-            });
+            for (id, keys) in users.iter_mut() {
+                if !layers.contains(id) {
+                    keys.remove(key);
+                }
+            }
             let unused: Vec<String> = users.iter().filter(|(_, k)| k.is_empty()).map(|(id, _)| id.clone()).collect();
             for id in &unused {
                 users.remove(id);
@@ -253,7 +260,8 @@ mod tests {
         assert!(there(1) && there(2) && !there(3), "what nobody names is collected at the start");
         disks.release(&two);
         assert!(there(1) && !there(2));
-        disks.hold(two, &[id(1)]);
+        disks.hold(two, &[id(1), id(4)]);
+        disks.keep_only(&two, &[id(1)]);
         disks.release(&one);
         assert!(there(1));
         disks.release(&two);

@@ -9,11 +9,13 @@
 //! The fresh overlay is `disk.next.qcow2` beside `layers.next.json` until QEMU writes to it; then both get their names. QEMU
 //! alone knows on which side of that moment a service died: the disk's uppermost node is named after the layer below it.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::StreamExt;
 use mainbrella_types::{GenerationKey, SizeSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -26,7 +28,7 @@ use super::folder::{self, OVERLAY};
 use super::freeze::Frozen;
 use super::instance::Machine;
 use super::launch::hand_over;
-use super::pause::{capturable, fill, guest_bytes, ms_since};
+use super::pause::{fill, guest_bytes, ms_since};
 use super::pool::{Disk, Prepared, awaken, load, prepare};
 use super::qmp::Qmp;
 use super::seats::Seat;
@@ -37,6 +39,8 @@ use crate::error::DriverError;
 
 /// Most children at once.
 const CHILDREN_MAX: usize = 64;
+/// How many of them are made at a time.
+const AT_ONCE: usize = 8;
 /// The overlay that is being put on top.
 const NEXT: &str = "disk.next.qcow2";
 
@@ -84,11 +88,14 @@ impl Inner {
         if orders.is_empty() || orders.len() > CHILDREN_MAX {
             return Err(DriverError::Unsupported(format!("a fork makes 1 to {CHILDREN_MAX} machines")));
         }
+        // A key that is the source's own, or comes twice, would wait for itself.
+        let keys: HashSet<_> = orders.iter().map(|o| o.key).chain([*source]).collect();
+        if keys.len() <= orders.len() {
+            return Err(stage("a key is used once".to_owned()));
+        }
         let lock = self.lock(source);
         let _held = lock.lock().await;
-        let machine = self.machines().get(source).cloned();
-        let machine = machine.ok_or(DriverError::WrongState("the machine does not run"))?;
-        let qmp = capturable(&machine).await?;
+        let (machine, qmp) = self.capturable(source).await?;
         let record = &machine.vmm.record;
         let (Some(template), Some(size)) = (record.template(), record.size()) else {
             return Err(stage("its record names no template or size".to_owned()));
@@ -99,11 +106,12 @@ impl Inner {
             self.bequeath(&machine, &qmp, size.spec()).await?
         };
         let legacy = Arc::new(legacy);
-        let children = orders.iter().map(|order| {
+        let mut making = Vec::new();
+        for order in orders {
             let (inner, order, legacy, frozen) = (self.clone(), order.clone(), legacy.clone(), frozen.clone());
-            super::detached(async move { inner.child(&order, &legacy, &frozen).await })
-        });
-        let children = futures::future::join_all(children).await;
+            making.push(super::detached(async move { inner.child(&order, &legacy, &frozen).await }));
+        }
+        let children = futures::stream::iter(making).buffered(AT_ONCE).collect().await;
         let folder = legacy.folder.clone();
         if let Err(e) = blocking(move || folder::remove(&folder).map_err(|e| DriverError::io("removing", e))).await {
             tracing::warn!(error = %chain(&e), "the copy of a machine is left and will be removed at the next start");
@@ -125,7 +133,7 @@ impl Inner {
         let (disk, of) = (id.clone(), machine.key);
         let copy = self.places.tmp.join(format!("fork-{id}"));
         let to = copy.clone();
-        let (layers, overlay, device, memory) = blocking(move || {
+        let files = blocking(move || {
             let mut layers = disks::read(&place).map_err(io)?;
             if layers.len() >= LAYERS_MAX {
                 return Err(DriverError::Unsupported(format!(
@@ -141,18 +149,21 @@ impl Inner {
             disks::write_next(&place, &layers).map_err(io)?;
             let overlay = make_overlay(&place, NEXT, size, uid).map_err(io)?;
             Ok((layers, overlay, device, memory))
-        })
-        .await
-        .inspect_err(|_| self.forget_copy(&copy, &id, &machine.folder))?;
+        });
+        let (layers, overlay, device, memory) = match files.await {
+            Ok(files) => files,
+            Err(e) => {
+                self.settle(machine, qmp).await;
+                self.forget_copy(&copy, &id, &machine.folder);
+                return Err(e);
+            }
+        };
         let upper = node(&id);
         let outcome = match self.add_overlay(qmp, &overlay, &upper).await {
             Ok(()) => self.still(machine, qmp, &upper, device, memory).await,
             Err(e) => Err(e),
         };
-        // Whatever happened, QEMU knows what is on top now.
-        if let Err(e) = settle(qmp, &machine.folder).await {
-            tracing::error!(machine = %machine.key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
-        }
+        self.settle(machine, qmp).await;
         match outcome {
             Ok((delta, still_ms)) => {
                 let device_bytes = fs::metadata(copy.join("device")).map_err(io)?.len();
@@ -168,6 +179,13 @@ impl Inner {
                 self.forget_copy(&copy, &id, &machine.folder);
                 Err(e)
             }
+        }
+    }
+
+    /// Puts the disk's files in order; whatever happened, QEMU knows what is on top.
+    async fn settle(&self, machine: &Machine, qmp: &Qmp) {
+        if let Err(e) = self.settle_disk(&machine.key, qmp, &machine.folder).await {
+            tracing::error!(machine = %machine.key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
         }
     }
 
@@ -215,15 +233,13 @@ impl Inner {
         let since = Instant::now();
         let work = async {
             capture::stop(qmp).await?;
+            capture::device(qmp, &device, false).await?;
             let of = machine.clone();
-            // Neither touches what the other reads.
-            let copied = blocking(move || {
+            let delta = blocking(move || {
                 let from = capture::memory(&of.vmm.process, bytes)?;
                 capture::own_memory(&from, bytes, memory)
-            });
-            let (copied, saved) = tokio::join!(copied, capture::device(qmp, &device, false));
-            saved?;
-            let delta = copied?;
+            })
+            .await?;
             let on_top = json!({"node": below, "overlay": upper});
             qmp.call("blockdev-snapshot", on_top, QUICK).await.map_err(|e| stage(chain(&e)))?;
             Ok(delta)
@@ -306,35 +322,40 @@ impl Inner {
     }
 }
 
-/// Finishes what a fork that was cut off began with the disk of the machine in `place`, or takes it back, as QEMU has it.
-pub(super) async fn settle(qmp: &Qmp, place: &Path) -> Result<(), DriverError> {
-    let io = |e| DriverError::io("putting the disk's files in order", e);
-    let next = place.join(NEXT);
-    let named = disks::read_next(place).map_err(io)?;
-    if !next.exists() && named.is_none() {
-        return Ok(());
-    }
-    let upper = match &named {
-        Some(layers) => layers.last().cloned(),
-        None => disks::read(place).map_err(io)?.last().cloned(),
-    };
-    let done = match &upper {
-        Some(id) => top(qmp).await? == node(id),
-        None => false,
-    };
-    let place = place.to_owned();
-    blocking(move || {
-        if done {
-            if next.exists() {
-                fs::rename(&next, place.join(OVERLAY)).map_err(io)?;
-            }
-            disks::adopt_next(&place).map_err(io)
-        } else {
-            remove_file(&next).map_err(io)?;
-            disks::drop_next(&place).map_err(io)
+impl Inner {
+    /// Finishes what a fork that was cut off began with the disk of a machine, or takes it back, as QEMU has it.
+    pub(super) async fn settle_disk(&self, key: &GenerationKey, qmp: &Qmp, place: &Path) -> Result<(), DriverError> {
+        let io = |e| DriverError::io("putting the disk's files in order", e);
+        let next = place.join(NEXT);
+        let named = disks::read_next(place).map_err(io)?;
+        if !next.exists() && named.is_none() {
+            return Ok(());
         }
-    })
-    .await
+        let upper = match &named {
+            Some(layers) => layers.last().cloned(),
+            None => disks::read(place).map_err(io)?.last().cloned(),
+        };
+        let done = match &upper {
+            Some(id) => top(qmp).await? == node(id),
+            None => false,
+        };
+        let place = place.to_owned();
+        let layers = blocking(move || {
+            if done {
+                if next.exists() {
+                    fs::rename(&next, place.join(OVERLAY)).map_err(io)?;
+                }
+                disks::adopt_next(&place).map_err(io)?;
+            } else {
+                remove_file(&next).map_err(io)?;
+                disks::drop_next(&place).map_err(io)?;
+            }
+            disks::read(&place).map_err(io)
+        })
+        .await?;
+        self.disks.keep_only(key, &layers);
+        Ok(())
+    }
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {

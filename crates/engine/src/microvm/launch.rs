@@ -18,7 +18,7 @@ use super::pool::{Disk, Prepared, awaken, prepare, restore};
 use super::qmp::{Event, Qmp};
 use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
-use super::{Inner, folder, fork, paused};
+use super::{Inner, folder, paused};
 use crate::driver::{EgressOrder, ExitReport, LaunchOrder};
 use crate::error::DriverError;
 
@@ -258,7 +258,7 @@ impl Inner {
         (qmp, events): (Qmp, mpsc::Receiver<Event>),
         (full, egress): (bool, &EgressOrder),
     ) -> Arc<Machine> {
-        if let Err(e) = fork::settle(&qmp, &place).await {
+        if let Err(e) = self.settle_disk(&key, &qmp, &place).await {
             tracing::error!(machine = %key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
         }
         let (pid, index) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index));

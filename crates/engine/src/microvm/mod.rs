@@ -123,6 +123,8 @@ pub(crate) struct Inner {
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
     pool: Arc<Pool>,
     disks: Disks,
+    /// Why the data directory's file system cannot keep paused machines. `None`: it can.
+    keeps_nothing: Option<String>,
     cool_after: Duration,
     full_patience: Duration,
     sweeper: Mutex<Option<tokio::task::AbortHandle>>,
@@ -256,6 +258,13 @@ impl MicroVm {
             scratch: places.scratch.clone(),
         });
         let reserved = clean_up(&host, &places).await?;
+        let keeps_nothing = {
+            let tmp = places.tmp.clone();
+            blocking(move || Ok(pause::probe(&tmp).err().map(|e| e.to_string()))).await?
+        };
+        if let Some(why) = &keeps_nothing {
+            tracing::warn!(why, "machines cannot be paused or forked in this data directory");
+        }
         let disks = {
             let (root, machines) = (places.disks.clone(), places.machines.clone());
             blocking(move || Disks::open(&root, &machines).map_err(|e| DriverError::io("looking for unused disks", e)))
@@ -274,6 +283,7 @@ impl MicroVm {
         let inner = Arc::new(Inner {
             pool: Arc::new(Pool::new(config.waiting, places.waiting.clone())),
             disks,
+            keeps_nothing,
             host,
             places,
             images,
@@ -469,8 +479,8 @@ impl Driver for MicroVm {
             allow_list: self.inner.host.network.has_cards(),
             // By the rules of its seat, or because there is no network card at all.
             internet_off: true,
-            memory_snapshot: true,
-            fork: true,
+            memory_snapshot: self.inner.keeps_nothing.is_none(),
+            fork: self.inner.keeps_nothing.is_none(),
         }
     }
 

@@ -41,30 +41,38 @@ pub(super) fn guest_bytes(machine: &Machine) -> Result<u64, DriverError> {
     Ok(u64::from(size.spec().memory_mib) << 20)
 }
 
-/// A machine that may be captured, with its control channel.
-pub(super) async fn capturable(machine: &Machine) -> Result<Arc<Qmp>, DriverError> {
-    if machine.vmm.record.making.is_empty() {
-        return Err(DriverError::Unsupported("the machine was made by a release that could not pause".to_owned()));
-    }
-    let qmp = machine.qmp().ok_or(DriverError::WrongState("the machine does not run"))?;
-    capture::running(&qmp).await?;
-    super::fork::settle(&qmp, &machine.folder).await?;
-    Ok(qmp)
-}
-
 /// Milliseconds since `then`.
 pub(super) fn ms_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Inner {
+    /// A machine that may be captured, with its control channel.
+    pub(super) async fn capturable(&self, key: &GenerationKey) -> Result<(Arc<Machine>, Arc<Qmp>), DriverError> {
+        if let Some(why) = &self.keeps_nothing {
+            return Err(DriverError::Unsupported(format!(
+                "the data directory's file system cannot keep machines: {why}"
+            )));
+        }
+        let machine = self.machines().get(key).cloned().filter(|m| !m.vmm.process.ended());
+        let machine = machine.ok_or(DriverError::WrongState("the machine does not run"))?;
+        if machine.vmm.record.making.is_empty() {
+            return Err(DriverError::Unsupported("the machine was made by a release that could not pause".to_owned()));
+        }
+        let qmp = machine.qmp().ok_or(DriverError::Stage {
+            stage: "capturing the machine",
+            detail: "its control channel is lost".to_owned(),
+        })?;
+        capture::running(&qmp).await?;
+        self.settle_disk(key, &qmp, &machine.folder).await?;
+        Ok((machine, qmp))
+    }
+
     /// Pauses a machine. On failure it runs on.
     pub(super) async fn pause(self: &Arc<Self>, key: &GenerationKey) -> Result<PauseReceipt, DriverError> {
         let lock = self.lock(key);
         let _held = lock.lock().await;
-        let machine = self.machines().get(key).cloned();
-        let machine = machine.ok_or(DriverError::WrongState("the machine does not run"))?;
-        let qmp = capturable(&machine).await?;
+        let (machine, qmp) = self.capturable(key).await?;
         let still = machine.hold_still();
         let half = Half::new(&machine.folder).map_err(|e| DriverError::io("keeping the machine", e))?;
         let half = Arc::new(half);
@@ -272,6 +280,17 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
 
 fn sync_parents(a: &Path, b: &Path) -> io::Result<()> {
     [a, b].iter().filter_map(|folder| folder.parent()).try_for_each(|parent| File::open(parent)?.sync_all())
+}
+
+/// Whether the file system of `tmp` can do what pause, resume and fork need of it.
+pub(super) fn probe(tmp: &Path) -> io::Result<()> {
+    let trial = tempfile::Builder::new().prefix("fork-trial-").tempdir_in(tmp)?;
+    let [a, b] = ["a", "b"].map(|name| trial.path().join(name));
+    fs::create_dir(&a)?;
+    fs::create_dir(&b)?;
+    File::create(a.join(OVERLAY))?;
+    fs::hard_link(a.join(OVERLAY), b.join("link"))?;
+    exchange(&a, &b)
 }
 
 /// Puts the folder of a paused machine in order after a restart: no VMM, none of its files. Blocks.
