@@ -8,9 +8,9 @@ pub mod capabilities;
 pub mod command;
 pub mod context;
 pub mod egress;
-pub mod fork;
 pub mod error;
 pub mod file;
+pub mod fork;
 pub mod headers;
 pub mod health;
 pub mod job;
@@ -28,13 +28,13 @@ pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
 };
-pub use fork::{ForkMachine, ForkResult};
 pub use egress::{EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress};
 pub use error::ErrorBody;
 pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
     MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
 };
+pub use fork::{ForkMachine, ForkResult};
 pub use health::Health;
 pub use job::{
     CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,

@@ -161,7 +161,8 @@ impl Engine {
     pub async fn fork(&self, source: &MachineHandle, children: Vec<MachineRecord>) -> Result<ForkReceipt, EngineError> {
         let (engine, source) = (self.clone(), source.clone());
         let work = tokio::spawn(async move { engine.carry_out(&source, children).await });
-        work.await.unwrap_or_else(|e| Err(EngineError::new(ErrorCode::Internal, "a fork failed").because(e.to_string())))
+        work.await
+            .unwrap_or_else(|e| Err(EngineError::new(ErrorCode::Internal, "a fork failed").because(e.to_string())))
     }
 
     async fn carry_out(

@@ -13,6 +13,8 @@ use mainbrella_guest_protocol::pb;
 const BUNDLE: &str = "etc/ssl/certs/ca-certificates.crt";
 /// Where certificates of the administrator are, so that `update-ca-certificates` keeps ours.
 const LOCAL: &str = "usr/local/share/ca-certificates/mainbrella-machine.crt";
+/// Largest bundle that is added to, bytes; those of distributions have some hundred kilobytes.
+const BUNDLE_MAX: u64 = 16 << 20;
 /// Stand around ours in the bundle.
 const BEGIN: &str = "# mainbrella machine authority\n";
 const END: &str = "# end of mainbrella machine authority\n";
@@ -34,11 +36,7 @@ pub(crate) fn check(request: &pb::TrustRequest) -> Result<(), ConnectError> {
 pub(crate) fn apply(request: &pb::TrustRequest, root: &Path) -> io::Result<()> {
     let pem = &request.certificate;
     let bundle = root.join(BUNDLE);
-    let old = match fs::read_to_string(&bundle) {
-        Ok(text) => text,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(e),
-    };
+    let old = read(&bundle)?;
     let mut new = without_ours(&old);
     if !new.is_empty() && !new.ends_with('\n') {
         new.push('\n');
@@ -56,6 +54,27 @@ pub(crate) fn point(env: &mut HashMap<String, String>) {
     for (name, file) in [("SSL_CERT_FILE", BUNDLE), ("REQUESTS_CA_BUNDLE", BUNDLE), ("NODE_EXTRA_CA_CERTS", LOCAL)] {
         env.entry(name.to_owned()).or_insert_with(|| format!("/{file}"));
     }
+}
+
+/// The text of a file; none where there is no such file, or something else in its place, or too much of it.
+fn read(file: &Path) -> io::Result<String> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // A pipe would be waited for.
+    let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file);
+    let mut opened = match opened {
+        Ok(opened) => opened,
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ELOOP)) => {
+            return Ok(String::new());
+        }
+        Err(e) => return Err(e),
+    };
+    let stat = opened.metadata()?;
+    if !stat.is_file() || stat.len() > BUNDLE_MAX {
+        return Ok(String::new());
+    }
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut opened, &mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn without_ours(text: &str) -> String {
@@ -108,6 +127,16 @@ mod tests {
         assert_eq!(fs::read(root.path().join(LOCAL)).unwrap(), named);
         let left: Vec<_> = fs::read_dir(root.path().join("etc/ssl/certs")).unwrap().collect();
         assert_eq!(left.len(), 2, "nothing half made is left");
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let bundle = root.path().join(BUNDLE);
+        fs::create_dir_all(bundle.parent().unwrap()).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &bundle, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        apply(&request("first"), root.path()).unwrap();
+        assert!(fs::read_to_string(&bundle).unwrap().contains("first"));
     }
 
     #[test]

@@ -27,6 +27,8 @@ use crate::{dns, sniff as sniffing};
 
 /// Connections of one machine at once; more wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 512;
+/// Connections of one machine at once that get a credential: each holds buffers of both sides. More wait.
+const RELAYS_MAX: usize = 64;
 /// Lookups of one machine at once; more are dropped, as datagrams are.
 const LOOKUPS_MAX: usize = 64;
 /// How long a connection may take to say whom it is for.
@@ -45,13 +47,16 @@ pub(crate) struct Shared {
     pub(crate) outside: Arc<dyn Outside>,
     log: Arc<EgressLog>,
     pub(crate) secrets: Arc<SeatSecrets>,
+    /// Places for connections that get a credential.
+    relays: Semaphore,
 }
 
 impl Shared {
     /// For tests of parts of the gateway.
     #[cfg(test)]
     pub(crate) fn of(outside: Arc<dyn Outside>, secrets: Arc<SeatSecrets>) -> Self {
-        Self { policy: EgressPolicy::Open, names: Names::default(), outside, log: Arc::default(), secrets }
+        let relays = Semaphore::new(RELAYS_MAX);
+        Self { policy: EgressPolicy::Open, names: Names::default(), outside, log: Arc::default(), secrets, relays }
     }
 
     /// What was denied.
@@ -106,7 +111,8 @@ impl Gateway {
             };
             made().map_err(io_error("listening in a network seat"))
         })?;
-        let shared = Arc::new(Shared { policy, names: Names::default(), outside, log, secrets });
+        let relays = Semaphore::new(RELAYS_MAX);
+        let shared = Arc::new(Shared { policy, names: Names::default(), outside, log, secrets, relays });
         let io = io_error;
         let mut tasks = vec![
             spawn(lookups(UdpSocket::from_std(sockets.dns).map_err(io("a socket"))?, shared.clone())),
@@ -222,7 +228,8 @@ async fn transparent(mut inside: TcpStream, shared: Arc<Shared>) {
     let outside = match way {
         Way::Nowhere => None,
         Way::Name(name, port) if shared.secrets.cover(&name, port) => {
-            return relay(inside, first, name, port, shared).await;
+            let Ok(_place) = shared.relays.acquire().await else { return };
+            return relay(inside, first, name, port, shared.clone()).await;
         }
         // What is open goes another way than by us.
         _ if shared.policy == EgressPolicy::Open => None,
@@ -393,6 +400,7 @@ async fn proxied(mut inside: TcpStream, shared: Arc<Shared>) {
         && shared.secrets.cover(name, request.port)
         && passes(policy, &Target::Name(name), request.port, Some(name), None, &shared)
     {
+        let Ok(_place) = shared.relays.acquire().await else { return };
         if inside.write_all(ESTABLISHED).await.is_ok() {
             relay(inside, rest, name.clone(), request.port, shared.clone()).await;
         }

@@ -88,6 +88,13 @@ impl Why {
                 "The link was valid until a while ago. Ask for a new one.".into(),
                 false,
             ),
+            Self::Dial(DialFault::MachinePaused) => (
+                503,
+                "paused",
+                "The machine is paused",
+                "This preview leads on when the machine is resumed.".into(),
+                true,
+            ),
             Self::Dial(DialFault::Busy) => (
                 503,
                 "busy",
@@ -154,7 +161,7 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt as _;
 
-    const ALL: [Why; 12] = [
+    const ALL: [Why; 13] = [
         Why::Malformed,
         Why::NoToken,
         Why::Unknown,
@@ -164,6 +171,7 @@ mod tests {
         Why::NothingListens(3000),
         Why::Dial(DialFault::NothingListens),
         Why::Dial(DialFault::MachineOver),
+        Why::Dial(DialFault::MachinePaused),
         Why::Dial(DialFault::Busy),
         Why::Dial(DialFault::Unreachable),
         Why::BrokenOff,

@@ -74,6 +74,8 @@ pub enum DialFault {
     NothingListens,
     /// The machine does not run.
     MachineOver,
+    /// The machine is paused; the route leads on when it is resumed.
+    MachinePaused,
     /// The machine has as many connections as it may.
     Busy,
     /// The machine does not answer.

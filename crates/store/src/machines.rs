@@ -359,7 +359,10 @@ async fn create_in(
             Arg::Int(new.now.plus(IDEMPOTENCY_RETENTION_MS).0),
         ];
         if tx.execute(sql::IDEMPOTENCY_CLAIM, &claim).await? == 0 {
-            return match tx.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new.project, operation, id, new.now)).await? {
+            return match tx
+                .fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(&new.project, operation, id, new.now))
+                .await?
+            {
                 Some(row) => replay(&row, id),
                 None => Err(StoreError::corrupt("an idempotency key without its machine")),
             };

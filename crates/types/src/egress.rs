@@ -349,7 +349,7 @@ impl Decision {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
     /// The machine has no network.
-    #[error("the machine was created without a network")]
+    #[error("the machine has no network")]
     Off,
     /// No machine may reach such an address.
     #[error("{address} is {kind}: no machine may reach it")]

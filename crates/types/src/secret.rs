@@ -101,6 +101,15 @@ impl Placement {
         Ok(Self::Header(name))
     }
 
+    /// The header it fills, in lower case.
+    #[must_use]
+    pub fn header_name(&self) -> &str {
+        match self {
+            Self::Header(name) => name,
+            Self::Basic(_) => "authorization",
+        }
+    }
+
     /// HTTP basic credentials.
     ///
     /// # Errors

@@ -26,8 +26,10 @@ async fn jobs_files_and_processes_go_on_over_pauses_and_kills_of_the_service() {
     let mut service = Service::start().await;
     let mut m = service.machine().await;
     // Numbers, one a tenth of a second, to its output and to a file it holds open; each is written once.
-    let counting = "exec 3>/workspace/seen; i=0; while [ $i -lt 120 ]; do i=$((i+1)); echo $i; echo $i >&3; sleep 0.1; done";
-    let job = m.client.start_job(&m.name, &StartJob::new(CommandLine::Text(counting.into())), None).await.expect("started");
+    let counting =
+        "exec 3>/workspace/seen; i=0; while [ $i -lt 120 ]; do i=$((i+1)); echo $i; echo $i >&3; sleep 0.1; done";
+    let job =
+        m.client.start_job(&m.name, &StartJob::new(CommandLine::Text(counting.into())), None).await.expect("started");
     m.sh("head -c 3000000 /dev/urandom >/workspace/data; sha256sum /workspace/data >/workspace/sum").await;
     let before = m.sh("cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id").await.text();
     for round in 0..3 {
@@ -49,7 +51,11 @@ async fn jobs_files_and_processes_go_on_over_pauses_and_kills_of_the_service() {
     let late = m.sh("date +%s").await.text().trim().parse::<i64>().expect("a number");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() as i64;
     assert!((now - late).abs() <= 2, "its clock is right: {late} at {now}");
-    assert_eq!(m.sh("cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id").await.text(), before, "the same machine");
+    assert_eq!(
+        m.sh("cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id").await.text(),
+        before,
+        "the same machine"
+    );
     let ended = m.client.wait_job(&m.name, &job.job.id, PATIENCE).await.expect("it goes on to its end");
     assert_eq!(ended.exit.and_then(|e| e.code), Some(0));
     let mut said = String::new();
@@ -88,7 +94,9 @@ async fn copies_of_a_running_machine_go_on_each_by_itself() {
     let counting = "i=0; while [ $i -lt 80 ]; do i=$((i+1)); echo $i; sleep 0.1; done";
     let counting = StartJob::new(CommandLine::Text(counting.into()));
     let job = trunk.client.start_job(&trunk.name, &counting, None).await.expect("started");
-    trunk.sh("mkdir -p /workspace/repo; cd /workspace/repo && head -c 2000000 /dev/urandom >data && sha256sum data >sum").await;
+    trunk
+        .sh("mkdir -p /workspace/repo; cd /workspace/repo && head -c 2000000 /dev/urandom >data && sha256sum data >sum")
+        .await;
     let asked = ForkMachine { count: Some(2), ..ForkMachine::default() };
     let made = trunk.client.fork(&trunk.name, &asked, Some("k")).await;
     let made = made.unwrap_or_else(|e| panic!("fork: {e:?}; {}", service.log()));
@@ -100,7 +108,10 @@ async fn copies_of_a_running_machine_go_on_each_by_itself() {
     for m in children.iter().chain([&trunk]) {
         assert_eq!(m.sh("cd /workspace/repo && sha256sum -c sum").await.text(), "data: OK\n");
         let ids = m.sh("hostname; cat /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1").await.text();
-        assert!(ids.lines().all(|line| told.insert(line.to_owned())), "name, machine-id, random numbers of its own: {ids}");
+        assert!(
+            ids.lines().all(|line| told.insert(line.to_owned())),
+            "name, machine-id, random numbers of its own: {ids}"
+        );
         m.write("/workspace/mine", m.name.id.clone()).await.expect("written");
     }
     for m in children.iter().chain([&trunk]) {
@@ -108,7 +119,8 @@ async fn copies_of_a_running_machine_go_on_each_by_itself() {
     }
     trunk.stop().await;
     let one = ForkMachine::default();
-    let again = children[0].client.fork(&children[0].name, &one, None).await.expect("a fork of a fork, its source gone");
+    let again =
+        children[0].client.fork(&children[0].name, &one, None).await.expect("a fork of a fork, its source gone");
     service.look();
     let grandchild = service.attach((&again.children[0]).into());
     assert_eq!(grandchild.sh("cd /workspace/repo && sha256sum -c sum").await.text(), "data: OK\n");

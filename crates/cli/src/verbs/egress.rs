@@ -106,7 +106,17 @@ impl RuleArgs {
                 }
                 policy = whole;
             } else {
-                policy.rules.extend(rules(&text));
+                let mut lines: Vec<String> = rules(&text).collect();
+                // As `show` writes those that are no list, or not yet in force.
+                if let [whole @ ("off" | "open")] = lines.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+                    if self.egress.len() + self.allow.len() > 1 || self.dry_run {
+                        return Err(Failure::usage(format!("the policy `{whole}` stands alone")));
+                    }
+                    return Ok(Some(if whole == "off" { EgressPolicy::off() } else { EgressPolicy::open() }));
+                }
+                policy.dry_run |= lines.iter().any(|line| line == "dry-run");
+                lines.retain(|line| line != "dry-run");
+                policy.rules.extend(lines);
             }
         }
         policy.dry_run |= self.dry_run;
@@ -171,7 +181,7 @@ fn text(policy: &EgressPolicy) -> String {
     let remark = match (policy.policy, policy.dry_run) {
         (EgressKind::Off, _) => return "off".to_owned(),
         (EgressKind::Open, _) => return "open".to_owned(),
-        (EgressKind::AllowList, true) => "# allow-list, a dry run: other public hosts pass and are recorded",
+        (EgressKind::AllowList, true) => "# allow-list; other public hosts pass and are recorded:\ndry-run",
         (EgressKind::AllowList, false) => "# allow-list",
     };
     std::iter::once(remark).chain(policy.rules.iter().map(String::as_str)).collect::<Vec<_>>().join("\n")

@@ -104,7 +104,7 @@ impl Link {
     ) -> Result<(), EngineError> {
         let mut current = self.current.lock().await;
         let client = timeout(limit, async {
-            let client = attach(&*instance).await?;
+            let client = answering(&*instance, &self.key).await?;
             let mut entropy = [0u8; 64];
             getrandom::fill(&mut entropy).map_err(|e| {
                 EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string())
@@ -142,6 +142,23 @@ impl Link {
     pub(crate) async fn close(&self) {
         if let Some(client) = self.current.lock().await.take() {
             client.close();
+        }
+    }
+}
+
+/// A connection on which the agent has answered, whoever it takes itself for. One that stands still from its beginning is dialled
+/// again.
+async fn answering(instance: &dyn Instance, key: &GenerationKey) -> Result<GuestClient, EngineError> {
+    loop {
+        let client = attach(instance).await?;
+        let hello = pb::HelloRequest { protocol_version: PROTOCOL_VERSION, ..Default::default() };
+        match timeout(HELLO_PATIENCE, client.rpc().hello(hello)).await {
+            Ok(Ok(_)) => return Ok(client),
+            Ok(Err(e)) => return Err(silent(&GuestError::from_connect(&e).to_string())),
+            Err(_) => {
+                tracing::warn!(machine = %key, "a new connection to the guest agent stands still; dialling again");
+                client.close();
+            }
         }
     }
 }

@@ -49,25 +49,29 @@ impl SecretsTurn {
         self.machine.shared.shelf.secrets().clear();
     }
 
-    /// Puts what is on record in force: requests that begin from now on get it.
+    /// Puts what is on record in force, whatever the guest does: requests that begin from now on get it, and nothing else.
+    /// `believed`: has the guest believe the authority, too, as is needed once before its programs can use what is added.
     ///
     /// # Errors
-    /// When the machine does not run, or its guest did not take the authority; what was in force before still is.
-    pub async fn put_in_force(self, kept: KeptSecrets) -> Result<(), EngineError> {
+    /// When the machine does not run, or its guest did not take the authority; it is in force all the same, and programs inside
+    /// do not believe the host until this is repeated.
+    pub async fn put_in_force(self, kept: KeptSecrets, believed: bool) -> Result<(), EngineError> {
         let machine = &self.machine;
-        let _pass = machine.enter()?;
-        let link = machine.link()?;
         let request = pb::TrustRequest {
             certificate: kept.authority.pem().as_bytes().to_vec(),
             subject_hash: SUBJECT_HASH.to_owned(),
             ..Default::default()
         };
-        let believed = async {
+        machine.shared.shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets);
+        if !believed {
+            return Ok(());
+        }
+        let _pass = machine.enter()?;
+        let link = machine.link()?;
+        let told = async {
             let client = link.client().await?;
             client.rpc().trust(request).await.map(drop).map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
         };
-        machine.unless_gone(believed).await?;
-        machine.shared.shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets);
-        Ok(())
+        machine.unless_gone(told).await
     }
 }

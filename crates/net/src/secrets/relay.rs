@@ -34,6 +34,13 @@ const HTTP11: &[u8] = b"http/1.1";
 /// Streams of one HTTP/2 connection at once.
 const STREAMS_MAX: u32 = 128;
 
+/// What one HTTP/2 stream and one connection may have on their way, bytes: a side that does not read makes the gateway hold
+/// as much and no more.
+const STREAM_WINDOW: u32 = 128 * 1024;
+const CONNECTION_WINDOW: u32 = 512 * 1024;
+/// What one stream may have waiting to be sent, bytes.
+const SEND_BUFFER: usize = 64 * 1024;
+
 /// What goes back into the machine.
 type Reply = Response<BoxBody<Bytes, hyper::Error>>;
 
@@ -74,7 +81,10 @@ async fn carry(inside: TcpStream, first: Vec<u8>, name: &HostName, port: u16, sh
     let place = Place { name: name.clone(), port, shared: shared.clone(), beside: Arc::default() };
     let beside = place.beside.clone();
     let done = if spoken.as_deref() == Some(H2) {
-        let (sender, connection) = client2::handshake(TokioExecutor::new(), outside).await.map_err(io::Error::other)?;
+        let mut client = client2::Builder::new(TokioExecutor::new());
+        client.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+        client.max_send_buf_size(SEND_BUFFER);
+        let (sender, connection) = client.handshake(outside).await.map_err(io::Error::other)?;
         let service = service_fn(move |request| {
             let (place, mut sender) = (place.clone(), sender.clone());
             async move {
@@ -85,7 +95,8 @@ async fn carry(inside: TcpStream, first: Vec<u8>, name: &HostName, port: u16, sh
             }
         });
         let mut server = server2::Builder::new(TokioExecutor::new());
-        server.max_concurrent_streams(STREAMS_MAX);
+        server.max_concurrent_streams(STREAMS_MAX).max_send_buf_size(SEND_BUFFER);
+        server.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         let serving = server.serve_connection(inside, service);
         both(serving, beside.spawn(connection), &beside, |s| s.graceful_shutdown()).await
     } else {
@@ -191,8 +202,13 @@ impl Place {
     /// of another one to this credential.
     fn prepare(&self, mut request: Request<Incoming>) -> Result<Request<Incoming>, Box<Reply>> {
         let said = authority(&request);
-        if request.method() == Method::CONNECT || !said.is_some_and(|said| self.is_meant(&said)) {
-            let why = format!("a request inside the connection to {} names another host or none", self.name);
+        let unfit = [Method::CONNECT, Method::TRACE].contains(request.method());
+        if unfit || !said.is_some_and(|said| self.is_meant(&said)) {
+            let why = match unfit {
+                // The first would lead elsewhere, the second has the host say the credential back.
+                true => format!("{} gets no credential", request.method()),
+                false => format!("a request inside the connection to {} names another host or none", self.name),
+            };
             deny(&self.shared, Some(&self.name), None, self.port, DenyRule::NameMismatch, &why);
             return Err(Box::new(refusal()));
         }
@@ -209,7 +225,8 @@ impl Place {
 
     fn is_meant(&self, authority: &str) -> bool {
         let (host, port) = match authority.rsplit_once(':') {
-            Some((host, port)) => (host, port.parse().ok()),
+            Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => (host, port.parse().ok()),
+            Some(_) => return false,
             None => (authority, Some(443)),
         };
         port == Some(self.port) && host.parse::<HostName>().is_ok_and(|host| host == self.name)
@@ -262,7 +279,8 @@ fn authority(request: &Request<Incoming>) -> Option<String> {
 
 /// What a request for another host gets.
 fn refusal() -> Reply {
-    let text = "This connection carries a credential for one host; the request names another.\n";
+    let text =
+        "This connection carries a credential for one host; the request names another, or is one that gets none.\n";
     let mut reply = Response::new(Full::new(Bytes::from_static(text.as_bytes())).map_err(|e| match e {}).boxed());
     *reply.status_mut() = StatusCode::MISDIRECTED_REQUEST;
     reply

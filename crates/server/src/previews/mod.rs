@@ -223,6 +223,7 @@ impl Dial for Previews {
                 tracing::debug!(preview = route.id, code = %e.code(), internal = e.internal(), "no connection to a port");
                 Err(match e.code() {
                     ErrorCode::Overloaded => DialFault::Busy,
+                    ErrorCode::MachineNotRunning if !machine.record().state.is_final() => DialFault::MachinePaused,
                     ErrorCode::MachineNotRunning => DialFault::MachineOver,
                     _ => DialFault::Unreachable,
                 })

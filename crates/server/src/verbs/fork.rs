@@ -123,7 +123,10 @@ fn all_failed(children: &[MachineRecord]) -> Option<ApiError> {
         Some(FailureKind::HostFull) => ErrorCode::HostFull,
         _ => ErrorCode::CreateFailed,
     };
-    Some(ApiError::new(code, format!("None of the copies could be made: {}.", ending.map_or("", |e| e.message.as_str()))))
+    Some(ApiError::new(
+        code,
+        format!("None of the copies could be made: {}.", ending.map_or("", |e| e.message.as_str())),
+    ))
 }
 
 /// Covers the source, too: the same key for another machine is another request.

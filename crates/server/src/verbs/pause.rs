@@ -11,8 +11,8 @@ use crate::{convert, fence};
 
 /// Pause a machine
 ///
-/// Saves memory and disk and ends every process: nothing runs until it is resumed. Jobs, code contexts and open files go on then; connections,
-/// transfers and previews of it end now. The hard lease goes on counting, the idle timeout does not. Pausing a paused machine is no error.
+/// Saves memory and disk and ends every process: nothing runs until it is resumed. Jobs, code contexts and open files go on then; its connections
+/// and transfers end now, its previews lead on afterwards. The hard lease goes on counting, the idle timeout does not. Pausing a paused machine is no error.
 #[utoipa::path(post, path = "/v1/machines/{id}/pause", tag = "machines", operation_id = "pauseMachine",
     params(("id" = String, Path, description = "The slot."),
            ("createdAt" = String, Query, description = "The generation that is meant.")),

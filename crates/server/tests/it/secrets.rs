@@ -123,7 +123,8 @@ async fn a_machine_has_sixteen_and_each_may_still_be_replaced() {
     let machine = s.machine().await;
     let puts = (0..20).map(|n| {
         let (s, machine) = (&s, &machine);
-        async move { put(s, machine, &format!("s{n}"), github()).await }
+        let body = json!({"host": "a.example", "header": format!("x-{n}"), "value": "v"});
+        async move { put(s, machine, &format!("s{n}"), body).await }
     });
     let replies = futures::future::join_all(puts).await;
     assert_eq!(replies.iter().filter(|r| r.status == 200).count(), 16);
@@ -163,15 +164,41 @@ async fn secrets_outlive_the_service_and_end_with_their_machine() {
 }
 
 #[tokio::test]
-async fn where_the_machine_does_not_take_the_authority_the_call_says_so_and_may_be_repeated() {
+async fn where_the_machine_does_not_take_the_authority_the_call_says_so_and_what_is_on_record_is_in_force() {
     let s = online().await;
     let machine = s.machine().await;
     s.driver.guest.no_trust.store(true, Ordering::SeqCst);
     let reply = put(&s, &machine, "github", github()).await;
     assert_eq!((reply.status.as_u16(), &reply.json()["code"]), (504, &json!("guest_unavailable")));
     let gateway = s.driver.secrets(&key(&s, &machine).await).unwrap();
-    assert!(!gateway.name(&host("api.github.example")), "what the machine would not believe is not shown to it");
+    assert!(gateway.cover(&host("api.github.example"), 443), "as the list says");
+    // A machine that believes nothing keeps nobody from taking a secret away.
+    let other = json!({"host": "git.example", "username": "me", "value": "v"});
+    assert_eq!(put(&s, &machine, "git", other).await.status, 504);
+    assert_eq!(send(&s, Method::DELETE, &machine, "/secrets/git", None).await.json(), json!({"removed": true}));
+    assert!(!gateway.name(&host("git.example")) && gateway.name(&host("api.github.example")));
     s.driver.guest.no_trust.store(false, Ordering::SeqCst);
     assert_eq!(put(&s, &machine, "github", github()).await.status, 200);
     assert!(gateway.cover(&host("api.github.example"), 443));
+}
+
+#[tokio::test]
+async fn two_that_fill_one_header_of_one_host_are_refused_and_a_paused_machine_can_be_rid_of_one() {
+    let s = online().await;
+    let machine = s.machine().await;
+    assert_eq!(put(&s, &machine, "one", github()).await.status, 200);
+    for rival in [
+        json!({"host": "api.github.example", "header": "AUTHORIZATION", "value": "v"}),
+        json!({"host": "api.github.example", "username": "u", "value": "v"}),
+    ] {
+        assert_eq!(&put(&s, &machine, "two", rival).await.json()["code"], &json!("invalid_request"));
+    }
+    let fine = json!({"host": "api.github.example", "header": "x-other", "value": "v"});
+    assert_eq!(put(&s, &machine, "two", fine).await.status, 200);
+    assert_eq!(put(&s, &machine, "one", github()).await.status, 200, "it may be replaced");
+    let gateway = s.driver.secrets(&key(&s, &machine).await).unwrap();
+    assert_eq!(s.post(&machine.path("/pause"), json!({})).await.status, 200);
+    assert_eq!(send(&s, Method::DELETE, &machine, "/secrets/one", None).await.json(), json!({"removed": true}));
+    assert_eq!(send(&s, Method::DELETE, &machine, "/secrets/two", None).await.json(), json!({"removed": true}));
+    assert!(!gateway.name(&host("api.github.example")), "also while it is paused");
 }

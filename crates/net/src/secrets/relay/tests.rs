@@ -208,7 +208,12 @@ async fn a_request_for_another_host_inside_the_connection_gets_no_credential() {
     }
     let whole = request("https://evil.example/", HOST).body(empty()).expect("a request");
     assert_eq!(sender.send_request(whole).await.expect("answered").status(), StatusCode::MISDIRECTED_REQUEST);
-    assert_eq!(ground.reasons().len(), 4);
+    let trace =
+        Request::builder().method(Method::TRACE).uri("/").header(header::HOST, HOST).body(empty()).expect("a request");
+    assert_eq!(sender.send_request(trace).await.expect("answered").status(), StatusCode::MISDIRECTED_REQUEST);
+    let odd = request("/", "api.example:+443").body(empty()).expect("a request");
+    assert_eq!(sender.send_request(odd).await.expect("answered").status(), StatusCode::MISDIRECTED_REQUEST);
+    assert_eq!(ground.reasons().len(), 6);
     let said = sender.send_request(request("/", "API.example:443").body(empty()).expect("a request")).await;
     assert_eq!(said.expect("answered").status(), StatusCode::OK);
 }

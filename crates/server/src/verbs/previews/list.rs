@@ -27,7 +27,7 @@ pub(crate) async fn list(
     let created_at = query.created_at()?;
     query.finish()?;
     let found = fence::generation(&state, &permit, &id, created_at).await?;
-    let (key, runs) = found.with(|r| (r.key, r.state == MachineState::Running));
+    let (key, runs) = found.with(|r| (r.key, !r.state.is_final() && r.state != MachineState::Stopping));
     // With their machine all of them have ended, whatever their time was.
     let active = if runs { state.store.active_previews(&key, state.now()).await? } else { Vec::new() };
     json(StatusCode::OK, &PreviewList { previews: active.iter().map(|p| preview(p, None)).collect() })

@@ -30,10 +30,10 @@ impl FromRequestParts<AppState> for SecretPath {
     }
 }
 
-/// Puts what is on record now in force.
-async fn put_in_force(state: &AppState, turn: SecretsTurn, key: &GenerationKey) -> ApiResult<()> {
+/// Puts what is on record now in force; `believed`: the machine is told to believe its authority.
+async fn put_in_force(state: &AppState, turn: SecretsTurn, key: &GenerationKey, believed: bool) -> ApiResult<()> {
     match state.vault.kept(&state.store, key).await? {
-        Some(kept) => Ok(turn.put_in_force(kept).await?),
+        Some(kept) => Ok(turn.put_in_force(kept, believed).await?),
         None => Ok(turn.clear()),
     }
 }

@@ -37,6 +37,15 @@ pub(crate) async fn put(
     let key = handle.record().key;
     let turn = handle.secrets_turn().await;
     turn.check()?;
+    // Two that fill one header of one host would get in each other's way without a word.
+    let rival = state.store.secrets(&key).await?.into_iter().find(|other| {
+        let place = (&other.spec.host, other.spec.port) == (&spec.host, spec.port);
+        place && other.spec.name != spec.name && other.spec.placement.header_name() == spec.placement.header_name()
+    });
+    if let Some(rival) = rival {
+        let (name, header) = (rival.spec.name, rival.spec.placement.header_name().to_owned());
+        return Err(ApiError::invalid(format!("The secret {name} already fills the header {header} for this host.")));
+    }
     let sealed = state.vault.seal_value(&key, spec.name.as_str(), &value)?;
     let record = SecretRecord { spec, sealed, created_at: state.now() };
     match state.store.put_secret(&key, &record, &state.vault.new_authority(&key)?).await? {
@@ -49,7 +58,7 @@ pub(crate) async fn put(
             return Err(ApiError::new(ErrorCode::MachineNotRunning, "The machine does not run any more."));
         }
     }
-    put_in_force(&state, turn, &key).await?;
+    put_in_force(&state, turn, &key, true).await?;
     json(StatusCode::OK, &secret(&record))
 }
 

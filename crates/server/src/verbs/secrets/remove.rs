@@ -30,6 +30,6 @@ pub(crate) async fn remove(
     let key = handle.record().key;
     let turn = handle.secrets_turn().await;
     let removed = state.store.remove_secret(&key, name.as_str()).await?;
-    put_in_force(&state, turn, &key).await?;
+    put_in_force(&state, turn, &key, false).await?;
     json(StatusCode::OK, &SecretRemoved { removed })
 }

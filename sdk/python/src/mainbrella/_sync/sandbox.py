@@ -303,7 +303,7 @@ class Sandbox:
     def pause(self) -> MachineInfo:
         """Saves memory and disk and ends every process of the machine until it is resumed.
 
-        Jobs, code contexts and open files go on then; connections, transfers and previews of it end now. The hard lease goes on
+        Jobs, code contexts and open files go on then; its connections and transfers end now, its previews lead on afterwards. The hard lease goes on
         counting, the idle timeout does not. Pausing a paused machine is no error.
         """
         return self._learn(parse_machine(self.api.post("/pause", extra_wait=_PAUSE_WAIT_SECONDS)))
