@@ -315,9 +315,8 @@ fn stop_vmm(place: &Path) {
 /// Name of the variable that says what the service that is killed shall do.
 const KILLED: &str = "MAINBRELLA_TEST_KILLED";
 
-/// Not a test of its own: the service that the next test kills.
+/// Not a test of its own, and nothing unless it is told what to do: the service that the next test kills.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a part of another test"]
 async fn the_service_that_is_killed() {
     let Ok(text) = std::env::var(KILLED) else { return };
     let words: Vec<&str> = text.split(' ').collect();
@@ -347,7 +346,7 @@ async fn the_service_that_is_killed() {
 fn kill_during(verb: &str, key: &GenerationKey, c: &MicroVmConfig, ms: u64) -> bool {
     let uid = c.uids.expect("given").0;
     let mut service = Command::new(std::env::current_exe().expect("own path"))
-        .args(["--exact", "the_service_that_is_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "the_service_that_is_killed", "--nocapture"])
         .env(KILLED, format!("{verb} {key} {uid} {}", c.data_dir.display()))
         .stdout(Stdio::piped())
         .spawn()

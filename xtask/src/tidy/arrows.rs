@@ -43,7 +43,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         "types has no I/O, no clock, no async, no serde",
     ),
     ("engine", &["axum", "tower-http", "utoipa", "sqlx"], "engine knows neither the store nor HTTP servers"),
-    ("net", &["axum", "hyper", "sqlx", "serde"], "net knows links, rules and names, and nothing of the service"),
+    ("net", &["axum", "sqlx", "serde"], "net knows links, rules and names, and nothing of the service"),
     ("store", &["axum", "hyper", "http", "tower-http", "utoipa"], "store knows no HTTP"),
     ("preview", &["axum", "sqlx", "tower-http", "reqwest"], "preview is a proxy and knows no more"),
     ("job-log", &["tokio", "futures", "serde", "axum"], "job-log is files and nothing else"),

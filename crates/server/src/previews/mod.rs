@@ -15,7 +15,7 @@ use mainbrella_engine::clock::Clock;
 use mainbrella_engine::{Engine, MachineHandle, PortError};
 use mainbrella_preview::{Dial, DialFault, Ingress, Io, NoRoute, Public, Route, Routes, Token};
 use mainbrella_store::{PreviewRecord, Store};
-use mainbrella_types::{ErrorCode, Millis};
+use mainbrella_types::{ErrorCode, MachineState, Millis};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
@@ -212,6 +212,11 @@ impl Routes for Previews {
     }
 }
 
+/// Whether a machine does not run just now and is not at its end.
+fn is_paused(machine: &MachineHandle) -> bool {
+    matches!(machine.record().state, MachineState::Pausing | MachineState::Paused | MachineState::Resuming)
+}
+
 #[async_trait]
 impl Dial for Previews {
     async fn dial(&self, route: &Route) -> Result<Box<dyn Io>, DialFault> {
@@ -223,7 +228,7 @@ impl Dial for Previews {
                 tracing::debug!(preview = route.id, code = %e.code(), internal = e.internal(), "no connection to a port");
                 Err(match e.code() {
                     ErrorCode::Overloaded => DialFault::Busy,
-                    ErrorCode::MachineNotRunning if !machine.record().state.is_final() => DialFault::MachinePaused,
+                    ErrorCode::MachineNotRunning if is_paused(&machine) => DialFault::MachinePaused,
                     ErrorCode::MachineNotRunning => DialFault::MachineOver,
                     _ => DialFault::Unreachable,
                 })

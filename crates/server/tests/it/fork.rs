@@ -42,7 +42,7 @@ async fn children_are_machines_of_their_own_and_a_repeat_gives_the_same() {
 
 #[tokio::test]
 async fn a_host_without_room_or_power_refuses_and_makes_nothing() {
-    let s = Service::with(FakeDriver::default(), |c| c.max_machines = 3).await;
+    let s = Service::with(FakeDriver::default(), |c| c.max_machines_per_project = 3).await;
     let m = s.machine().await;
     assert_eq!(s.post(&m.path("/fork"), json!({"count": 3})).await.code(), "overloaded");
     assert_eq!(s.driver.alive(), 1);

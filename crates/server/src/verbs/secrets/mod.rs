@@ -34,7 +34,10 @@ impl FromRequestParts<AppState> for SecretPath {
 async fn put_in_force(state: &AppState, turn: SecretsTurn, key: &GenerationKey, believed: bool) -> ApiResult<()> {
     match state.vault.kept(&state.store, key).await? {
         Some(kept) => Ok(turn.put_in_force(kept, believed).await?),
-        None => Ok(turn.clear()),
+        None => {
+            turn.clear();
+            Ok(())
+        }
     }
 }
 
