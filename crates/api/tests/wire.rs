@@ -71,7 +71,7 @@ fn states_have_the_names_of_the_vocabulary_in_both_directions() {
 
 #[test]
 fn a_machine_looks_as_documented() {
-    let text = r#"{"id":"a","createdAt":"2026-10-08T12:00:00.000Z","state":"failed","catalogId":"python","size":"small",
+    let text = r#"{"id":"a","createdAt":"2026-10-08T12:00:00.000Z","state":"failed","forkedFrom":"b@2026-10-08T11:00:00.000Z","catalogId":"python","size":"small",
         "internet":true,"egress":{"policy":"allow-list","rules":["a.example"],"dryRun":true},"metadata":{"k":"v"},"isolation":"emulated","limits":{"memoryMib":1024,"vcpus":1,"diskMib":8192},
         "hardDeadlineMs":5,"idleTimeoutSeconds":null,"idleDeadlineMs":null,"startedAtMs":1,"endedAtMs":2,
         "reason":{"code":"vmm_died","message":"m"},
