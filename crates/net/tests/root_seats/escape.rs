@@ -281,8 +281,10 @@ fn a_policy_that_cannot_be_put_in_force_lets_nothing_through() {
         assert!(Seat::attach(order, EgressPolicy::Open).await.is_err(), "no way out on this host");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
         // Somebody else holds the proxy's place, which an open machine has no use for.
-        let held =
-            guest.seat.run(|| TcpListener::bind("172.31.255.1:3128").map_err(|e| NetError::Io("bind", e))).expect("bound");
+        let held = guest
+            .seat
+            .run(|| TcpListener::bind("172.31.255.1:3128").map_err(|e| NetError::Io("bind", e)))
+            .expect("bound");
         let mut seat = Seat::attach(guest.guest_order(0, &uplink), EgressPolicy::Open).await.expect("attached");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
         assert!(seat.change(list(&["good.example"], false)).await.is_err());
