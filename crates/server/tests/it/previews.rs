@@ -285,3 +285,16 @@ async fn neither_tokens_nor_keys_are_kept_in_clear() {
         assert!(!content.windows(token.len()).any(|w| w == token.as_bytes()), "{}", file.display());
     }
 }
+
+#[tokio::test]
+async fn a_preview_of_a_paused_machine_says_so_and_leads_on_when_it_is_resumed() {
+    let s = service().await;
+    let machine = s.machine().await;
+    let url = text(&issue(&s, &machine).await, "url");
+    assert_eq!(s.post(&machine.path("/pause"), json!({})).await.status, 200);
+    let reply = visit(&s, &url).await;
+    assert_eq!((reply.status.as_u16(), reply.headers["x-mainbrella-preview"].to_str().unwrap()), (503, "paused"));
+    assert_eq!(s.get(&machine.path("/previews")).await.ok()["previews"].as_array().unwrap().len(), 1, "it is there");
+    assert_eq!(s.post(&machine.path("/resume"), json!({})).await.status, 200);
+    assert_eq!(&visit(&s, &url).await.body[..], b"hello");
+}
