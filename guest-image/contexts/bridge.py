@@ -561,7 +561,8 @@ class Context:
             "store_history": True,
             "user_expressions": {},
             "allow_stdin": False,
-            "stop_on_error": True,
+            # Runs come one at a time: one that follows a failed one at once must not be given up with it.
+            "stop_on_error": False,
         }
         message = self.session.send(self.shell, "execute_request", content)
         self.cell = Cell(self.bridge, self, name, message["header"]["msg_id"], limit)

@@ -182,6 +182,12 @@ class Contexts(unittest.TestCase):
         self.assertEqual((first.status, first.stdout, first.text("stderr"), first.value), ("ok", "out\n", "err\n", "21"))
         self.assertEqual(self.run_code("x").value, "20")
 
+    def test_a_run_right_after_a_failed_one_is_run(self):
+        for n in range(25):
+            failed = self.run_code(f"raise KeyError({n})")
+            self.assertEqual((failed.error or {}).get("value"), str(n))
+            self.assertEqual(self.run_code(f"{n} + 1").value, str(n + 1))
+
     def test_an_exception_has_its_traceback_without_colours(self):
         failed = self.run_code("def f():\n    return 1 / 0\nprint('before')\nf()")
         self.assertEqual((failed.status, failed.stdout, failed.error["name"]), ("error", "before\n", "ZeroDivisionError"))
