@@ -1,6 +1,6 @@
 //! `mainbrella logs`: what a job has said, and what it says.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -44,7 +44,10 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         let mut stream = client.follow_job(&machine, &job, args.cursor);
         while let Some(event) = stream.next().await? {
             show(output, &event)?;
-            if let JobEventKind::Exit { cause, code, signal, .. } = event.kind {
+            // For somebody who looks; what is kept elsewhere is the job's own words and nothing else.
+            if let JobEventKind::Exit { cause, code, signal, .. } = event.kind
+                && std::io::stderr().is_terminal()
+            {
                 output.note(&format!("mainbrella: {}", ending(cause, code, signal)));
             }
         }
