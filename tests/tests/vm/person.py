@@ -54,10 +54,16 @@ see(fd, b"ready> ")
 os.write(fd, b"stty size; tty\r")
 see(fd, b"/dev/pts/")
 size(fd, 44, 111)
-time.sleep(1)
-os.write(fd, b"stty size\r")
-see(fd, b"44 111")
-os.write(fd, b"sleep 300\r")
+# The new size arrives when it does; a person would look again, too.
+for again in range(20):
+    os.write(fd, b"stty size; echo loo''ked\r")
+    if b"44 111" in see(fd, b"looked\r\n"):
+        break
+    time.sleep(0.5)
+else:
+    raise AssertionError("the terminal has its old size")
+os.write(fd, b"echo be''gun; sleep 300\r")
+see(fd, b"begun\r\n")
 time.sleep(1)
 os.write(fd, b"\x03")
 os.write(fd, b"echo code=$?\r")
