@@ -57,6 +57,8 @@ struct Configured {
     hostname: Option<String>,
     env: Arc<HashMap<String, String>>,
     frozen: bool,
+    /// Whether it believes an authority of the host's: programs are pointed to it whatever environment they are given.
+    trusting: bool,
 }
 
 impl Agent {
@@ -142,7 +144,11 @@ impl pb::Guest for Agent {
         {
             let mut state = self.state();
             state.generation = request.generation;
-            state.env = Arc::new(request.env.into_iter().collect());
+            let mut env: HashMap<String, String> = request.env.into_iter().collect();
+            if state.trusting {
+                trust::point(&mut env);
+            }
+            state.env = Arc::new(env);
             if !request.hostname.is_empty() {
                 state.hostname = Some(request.hostname);
             }
@@ -177,6 +183,7 @@ impl pb::Guest for Agent {
         let mut env = HashMap::clone(&state.env);
         trust::point(&mut env);
         state.env = Arc::new(env);
+        state.trusting = true;
         Response::ok(pb::TrustResponse::default())
     }
 

@@ -45,6 +45,8 @@ pub struct GuestFaults {
     pub broken_tree: AtomicBool,
     /// Its clock stands still: no command is ended at its time limit.
     pub no_time_outs: AtomicBool,
+    /// Its processes are frozen, until it is configured.
+    pub frozen: AtomicBool,
     /// It believes no authority it is told to.
     pub no_trust: AtomicBool,
     /// The machine brings no kernel for code contexts.
@@ -129,6 +131,7 @@ impl pb::Guest for FakeGuest {
             protocol_version: PROTOCOL_VERSION,
             agent_version: "fake".into(),
             generation: inside.generation.clone(),
+            frozen: self.faults.frozen.load(Ordering::SeqCst),
             hostname: inside.hostname.clone(),
             ..Default::default()
         })
@@ -151,6 +154,7 @@ impl pb::Guest for FakeGuest {
                 ..Default::default()
             });
         }
+        self.faults.frozen.store(false, Ordering::SeqCst);
         let mut inside = self.lock();
         inside.generation = request.generation;
         inside.hostname = request.hostname;

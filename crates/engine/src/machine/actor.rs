@@ -113,7 +113,7 @@ pub(crate) fn spawn(
         // Open at once: an adopted machine is as usable as it was before the restart.
         Origin::Adopted(instance) => {
             let instance: Arc<dyn Instance> = Arc::from(instance);
-            let link = Arc::new(Link::new(record.key));
+            let link = Arc::new(Link::new(identity_of(&record)));
             link.wake(Arc::clone(&instance));
             shared.open(link);
             contexts::resume(&shared);
@@ -122,11 +122,11 @@ pub(crate) fn spawn(
         }
         Origin::Forked(instance) => Begin::Introduce(Arc::from(instance)),
         Origin::Between(instance) => {
-            shared.link_or_new(record.key);
+            shared.link_or_new(|| identity_of(&record));
             Begin::Recall(Arc::from(instance))
         }
         Origin::Paused => {
-            shared.link_or_new(record.key);
+            shared.link_or_new(|| identity_of(&record));
             Begin::Rest
         }
     };
@@ -204,10 +204,9 @@ impl Actor {
 
     /// Tells a machine that was just restored who it is, and lets callers in. On failure the caller ends it.
     async fn introduce(&mut self, instance: Arc<dyn Instance>) -> Result<Arc<dyn Instance>, Failure> {
-        let link = Arc::new(Link::new(self.record.key));
-        let identity = self.identity();
+        let link = Arc::new(Link::new(identity_of(&self.record)));
         let introduced = tokio::select! {
-            done = link.introduce(Arc::clone(&instance), &identity, self.world.config.ready_deadline) => done,
+            done = link.introduce(Arc::clone(&instance), self.world.config.ready_deadline) => done,
             report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
                 .because(report.to_string())),
         };
@@ -227,15 +226,6 @@ impl Actor {
                 EngineError::new(ErrorCode::Internal, "the machine's record could not be written")
                     .because(e.to_string()),
             )),
-        }
-    }
-
-    /// What its guest is told of itself.
-    pub(super) fn identity(&self) -> Identity {
-        Identity {
-            key: self.record.key,
-            hostname: self.record.generation.id.to_string(),
-            env: self.record.spec.env.clone(),
         }
     }
 
@@ -544,6 +534,15 @@ impl Actor {
             pause = (pause * 2).min(RETRY_MAX);
         }
     }
+}
+
+/// What a machine's guest is told of itself.
+fn identity_of(record: &MachineRecord) -> Identity {
+    Identity { key: record.key, hostname: record.generation.id.to_string(), env: record.spec.env.clone() }
+}
+
+pub(super) fn identity(actor: &Actor) -> Identity {
+    identity_of(&actor.record)
 }
 
 pub(super) fn store_failed(e: &JournalError) -> EngineError {

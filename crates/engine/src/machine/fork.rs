@@ -48,7 +48,7 @@ impl Actor {
             Ok(forked)
         };
         let made = made.await;
-        if let Err(e) = link.introduce(Arc::clone(instance), &self.identity(), self.world.config.ready_deadline).await {
+        if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
             warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was copied does not answer");
             link.wake(Arc::clone(instance));
         }

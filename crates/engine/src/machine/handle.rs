@@ -18,7 +18,7 @@ use crate::machine::contexts::Contexts;
 use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
 use crate::machine::jobs::Shelf;
-use crate::machine::link::Link;
+use crate::machine::link::{Identity, Link};
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
 pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
@@ -129,8 +129,8 @@ impl Shared {
     }
 
     /// The link; a new one to a machine of which nothing runs, where there was none.
-    pub(crate) fn link_or_new(&self, key: GenerationKey) -> Arc<Link> {
-        Arc::clone(self.link.get_or_init(|| Arc::new(Link::new(key))))
+    pub(crate) fn link_or_new(&self, identity: impl FnOnce() -> Identity) -> Arc<Link> {
+        Arc::clone(self.link.get_or_init(|| Arc::new(Link::new(identity()))))
     }
 }
 

@@ -30,13 +30,15 @@ pub(crate) struct Link {
     /// What runs; none while nothing does: before the guest is put right for the first time, and while it is paused.
     instance: watch::Sender<Option<Arc<dyn Instance>>>,
     key: GenerationKey,
+    /// Who the guest is, for one that is found frozen.
+    identity: Identity,
     current: Mutex<Option<GuestClient>>,
 }
 
 impl Link {
     /// A link to a machine of which nothing runs yet.
-    pub(crate) fn new(key: GenerationKey) -> Self {
-        Self { instance: watch::Sender::new(None), key, current: Mutex::new(None) }
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self { instance: watch::Sender::new(None), key: identity.key, identity, current: Mutex::new(None) }
     }
 
     /// What runs, if anything does.
@@ -90,45 +92,22 @@ impl Link {
             if answer.view().generation != self.key.to_string() {
                 return Err(silent("another generation answered"));
             }
+            if answer.view().frozen {
+                // A service that died while it copied this machine left it so.
+                tracing::warn!(machine = %self.key, "a guest was found frozen; it is put right");
+                put_right(&client, &self.identity).await?;
+            }
             return Ok(client);
         }
     }
 
     /// Attaches to what was just restored and puts the guest right: clock, entropy, names, environment, thaw. Only then others
     /// can reach it.
-    pub(crate) async fn introduce(
-        &self,
-        instance: Arc<dyn Instance>,
-        identity: &Identity,
-        limit: Duration,
-    ) -> Result<(), EngineError> {
+    pub(crate) async fn introduce(&self, instance: Arc<dyn Instance>, limit: Duration) -> Result<(), EngineError> {
         let mut current = self.current.lock().await;
         let client = timeout(limit, async {
             let client = answering(&*instance, &self.key).await?;
-            let mut entropy = [0u8; 64];
-            getrandom::fill(&mut entropy).map_err(|e| {
-                EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string())
-            })?;
-            let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            let request = pb::ConfigureRequest {
-                generation: identity.key.to_string(),
-                clock_realtime_ns: i64::try_from(since_epoch.as_nanos()).unwrap_or(i64::MAX),
-                entropy: entropy.to_vec(),
-                hostname: identity.hostname.clone(),
-                machine_id: identity.key.to_string(),
-                env: identity.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-                ..Default::default()
-            };
-            let reply = client.rpc().configure(request).await;
-            let reply = reply.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?.into_owned();
-            // A machine with a stale clock, the template's random numbers or frozen processes is not handed out.
-            if let Some(problem) = reply.problems.first() {
-                return Err(EngineError::new(
-                    ErrorCode::CreateFailed,
-                    "the machine could not be put right after its restore",
-                )
-                .because(format!("{}: {}", problem.what, problem.why)));
-            }
+            put_right(&client, &self.identity).await?;
             Ok::<_, EngineError>(client)
         })
         .await
@@ -144,6 +123,31 @@ impl Link {
             client.close();
         }
     }
+}
+
+/// Puts a guest right: clock, entropy, names, environment, thaw.
+async fn put_right(client: &GuestClient, identity: &Identity) -> Result<(), EngineError> {
+    let mut entropy = [0u8; 64];
+    getrandom::fill(&mut entropy)
+        .map_err(|e| EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string()))?;
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let request = pb::ConfigureRequest {
+        generation: identity.key.to_string(),
+        clock_realtime_ns: i64::try_from(since_epoch.as_nanos()).unwrap_or(i64::MAX),
+        entropy: entropy.to_vec(),
+        hostname: identity.hostname.clone(),
+        machine_id: identity.key.to_string(),
+        env: identity.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        ..Default::default()
+    };
+    let reply = client.rpc().configure(request).await;
+    let reply = reply.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?.into_owned();
+    // A machine with a stale clock, the template's random numbers or frozen processes is not handed out.
+    if let Some(problem) = reply.problems.first() {
+        return Err(EngineError::new(ErrorCode::CreateFailed, "the machine could not be put right after its restore")
+            .because(format!("{}: {}", problem.what, problem.why)));
+    }
+    Ok(())
 }
 
 /// A connection on which the agent has answered, whoever it takes itself for. One that stands still from its beginning is dialled

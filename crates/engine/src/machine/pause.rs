@@ -8,7 +8,7 @@ use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord,
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::actor::{Actor, Begin, Finish, LEASE_LOOK_MAX, died};
+use super::actor::{Actor, Begin, Finish, LEASE_LOOK_MAX, died, identity};
 use crate::driver::Instance;
 use crate::error::EngineError;
 use crate::journal::Change;
@@ -58,9 +58,7 @@ impl Actor {
             Err(e) => {
                 warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a pause failed: {}", e.message());
                 // Its processes are frozen, its clock may be behind: as after a restore.
-                if let Err(e) =
-                    link.introduce(Arc::clone(instance), &self.identity(), self.world.config.ready_deadline).await
-                {
+                if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
                     warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that could not be paused does not answer");
                     link.wake(Arc::clone(instance));
                 }
@@ -164,10 +162,10 @@ impl Actor {
     /// Puts a guest right that was brought back, and lets callers in. On failure: how the machine ends, and what a caller is
     /// told.
     pub(super) async fn recall(&mut self, instance: Arc<dyn Instance>) -> Result<(), (Failure, EngineError)> {
-        let link = self.shared.link_or_new(self.record.key);
-        let (identity, limit) = (self.identity(), self.world.config.ready_deadline);
+        let link = self.shared.link_or_new(|| identity(self));
+        let limit = self.world.config.ready_deadline;
         tokio::select! {
-            done = link.introduce(Arc::clone(&instance), &identity, limit) => done.map_err(|e| {
+            done = link.introduce(Arc::clone(&instance), limit) => done.map_err(|e| {
                 let message = "its guest could not be put right after a pause";
                 (Failure { kind: FailureKind::GuestEnded, message: message.into() }, told(e, message))
             })?,

@@ -133,3 +133,16 @@ async fn a_child_that_was_being_copied_when_the_service_died_is_not_made_from_th
     assert_eq!(bench.journal.get(&child.key).ending.expect("a reason").kind, FailureKind::CreateFailed);
     assert_eq!(bench.driver.alive(), 1, "only the source");
 }
+
+#[tokio::test]
+async fn a_machine_that_a_dead_service_left_frozen_is_put_right_when_it_is_found() {
+    let bench = Bench::new();
+    let source = machine(&bench).await;
+    bench.engine.shutdown().await;
+    bench.driver.guest.frozen.store(true, Ordering::SeqCst);
+    let bench = bench.restart();
+    bench.engine.recover().await.expect("recovered");
+    let source = bench.engine.machine(&source.record().key).expect("adopted");
+    works(&source).await;
+    assert!(!bench.driver.guest.frozen.load(Ordering::SeqCst), "nobody's processes stay frozen");
+}
