@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::driver::{Adoption, Driver, TemplateInfo};
+use crate::driver::{Adoption, Driver, ForkOrder, TemplateInfo};
 use crate::error::EngineError;
 use crate::jobs::Shelves;
 use crate::journal::Journal;
@@ -172,11 +172,20 @@ impl Engine {
     ) -> Result<ForkReceipt, EngineError> {
         let failed =
             |message: &str| Origin::Ending(Failure { kind: FailureKind::CreateFailed, message: message.to_owned() });
-        let forked = match source.fork(children.iter().map(|c| c.key).collect()).await {
+        let policy = source.record().spec.egress;
+        let mut orders = Vec::new();
+        let mut begun = Vec::new();
+        for child in children {
+            // Its log and its secrets are the ones its seat has from the first moment.
+            let shelf = self.inner.shelves.fresh(child.key);
+            orders.push(ForkOrder { key: child.key, egress: shelf.egress_order(policy.clone()) });
+            begun.push((child, shelf));
+        }
+        let forked = match source.fork(orders).await {
             Ok(forked) => forked,
             Err(e) => {
-                for child in children {
-                    let shelf = self.inner.shelves.fresh(child.key);
+                // Their actors remove what may be there of them.
+                for (child, shelf) in begun {
                     self.start(child, failed(e.message()), shelf);
                 }
                 return Err(e);
@@ -184,10 +193,15 @@ impl Engine {
         };
         let (still_ms, memory_bytes) = (forked.still_ms, forked.memory_bytes);
         let mut handles = Vec::new();
-        for (child, made) in children.into_iter().zip(forked.children) {
-            let shelf = self.inner.shelves.of(child.key, None).await?;
+        for ((child, shelf), made) in begun.into_iter().zip(forked.children) {
             let origin = match made {
-                Ok(instance) => Origin::Forked(instance),
+                Ok(instance) => {
+                    let copied = Arc::clone(&shelf);
+                    if let Err(e) = tokio::task::spawn_blocking(move || copied.load()).await {
+                        warn!(machine = %child.generation, error = %e, "the jobs of a copy could not be read");
+                    }
+                    Origin::Forked(instance)
+                }
                 Err(e) => {
                     warn!(machine = %child.generation, error = ?e, "a child of a fork was not made");
                     failed("it could not be copied")

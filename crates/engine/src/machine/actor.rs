@@ -537,12 +537,8 @@ impl Actor {
 }
 
 /// What a machine's guest is told of itself.
-fn identity_of(record: &MachineRecord) -> Identity {
+pub(super) fn identity_of(record: &MachineRecord) -> Identity {
     Identity { key: record.key, hostname: record.generation.id.to_string(), env: record.spec.env.clone() }
-}
-
-pub(super) fn identity(actor: &Actor) -> Identity {
-    identity_of(&actor.record)
 }
 
 pub(super) fn store_failed(e: &JournalError) -> EngineError {

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mainbrella_types::{ErrorCode, GenerationKey};
+use mainbrella_types::ErrorCode;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -22,7 +22,7 @@ impl Actor {
     pub(super) async fn fork(
         &mut self,
         instance: &Arc<dyn Instance>,
-        children: &[GenerationKey],
+        children: &[ForkOrder],
     ) -> Result<Forked, EngineError> {
         if admit(self.record.state, Request::Fork) != Admission::Accept {
             return Err(not_running(self.record.state, self.record.ending.as_ref()));
@@ -32,14 +32,11 @@ impl Actor {
         }
         let link = self.shared.link.get().cloned().ok_or_else(|| not_running(self.record.state, None))?;
         self.shared.gate.touch();
-        let policy = &self.record.spec.egress;
-        let orders: Vec<ForkOrder> =
-            children.iter().map(|key| ForkOrder { key: *key, egress: policy.clone().into() }).collect();
         let made = async {
             quiet(&link).await?;
             // What the guest says from here on, each of its copies says, too.
             let logs = self.copy_logs(children);
-            let forked = timeout(DRIVER_DEADLINE, self.world.driver.fork(&self.record.key, &orders));
+            let forked = timeout(DRIVER_DEADLINE, self.world.driver.fork(&self.record.key, children));
             let (copied, forked) = tokio::join!(logs, forked);
             let what = "the machine could not be copied";
             let late = |_| EngineError::new(ErrorCode::Internal, "the machine was not copied in time");
@@ -52,27 +49,17 @@ impl Actor {
             warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was copied does not answer");
             link.wake(Arc::clone(instance));
         }
-        match made {
-            Ok(forked) => {
-                info!(machine = %self.record.generation, children = children.len(), still_ms = forked.still_ms, memory_bytes = forked.memory_bytes, "forked");
-                Ok(forked)
-            }
-            Err(e) => {
-                for child in children {
-                    if let Err(e) = self.world.driver.destroy(child).await {
-                        warn!(machine = %child, error = ?e, "what is left of a fork could not be removed");
-                    }
-                }
-                Err(e)
-            }
+        if let Ok(forked) = &made {
+            info!(machine = %self.record.generation, children = children.len(), still_ms = forked.still_ms, memory_bytes = forked.memory_bytes, "forked");
         }
+        made
     }
 
     /// Gives each child the logs as they are now.
-    async fn copy_logs(&self, children: &[GenerationKey]) -> io::Result<()> {
+    async fn copy_logs(&self, children: &[ForkOrder]) -> io::Result<()> {
         let from = self.shared.shelf.dir().to_owned();
         let Some(parent) = from.parent().map(Path::to_owned) else { return Ok(()) };
-        let into: Vec<PathBuf> = children.iter().map(|key| parent.join(key.to_string())).collect();
+        let into: Vec<PathBuf> = children.iter().map(|child| parent.join(child.key.to_string())).collect();
         let copied = tokio::task::spawn_blocking(move || into.iter().try_for_each(|into| copy_jobs(&from, into)));
         copied.await.map_err(io::Error::other)?
     }

@@ -4,14 +4,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mainbrella_net::Explanation;
-use mainbrella_types::{
-    EgressPolicy, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState, Target, limits,
-};
+use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, Target, limits};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::driver::Forked;
+use crate::driver::{ForkOrder, Forked};
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts::Contexts;
@@ -52,7 +50,7 @@ pub(crate) enum Message {
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
     Fork {
-        children: Vec<GenerationKey>,
+        children: Vec<ForkOrder>,
         reply: oneshot::Sender<Result<Forked, EngineError>>,
     },
     Stop {
@@ -253,8 +251,8 @@ impl MachineHandle {
         self.ask(Message::Resume { reply }, answer).await
     }
 
-    /// Has copies of the machine made, each under the machine's own policy; they are in the driver's hand alone.
-    pub(crate) async fn fork(&self, children: Vec<GenerationKey>) -> Result<Forked, EngineError> {
+    /// Has copies of the machine made; they are in the driver's hand alone.
+    pub(crate) async fn fork(&self, children: Vec<ForkOrder>) -> Result<Forked, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Fork { children, reply }, answer).await
     }

@@ -8,7 +8,7 @@ use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord,
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::actor::{Actor, Begin, Finish, LEASE_LOOK_MAX, died, identity};
+use super::actor::{Actor, Begin, Finish, LEASE_LOOK_MAX, died, identity_of};
 use crate::driver::Instance;
 use crate::error::EngineError;
 use crate::journal::Change;
@@ -162,7 +162,7 @@ impl Actor {
     /// Puts a guest right that was brought back, and lets callers in. On failure: how the machine ends, and what a caller is
     /// told.
     pub(super) async fn recall(&mut self, instance: Arc<dyn Instance>) -> Result<(), (Failure, EngineError)> {
-        let link = self.shared.link_or_new(|| identity(self));
+        let link = self.shared.link_or_new(|| identity_of(&self.record));
         let limit = self.world.config.ready_deadline;
         tokio::select! {
             done = link.introduce(Arc::clone(&instance), limit) => done.map_err(|e| {

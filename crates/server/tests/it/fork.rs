@@ -51,3 +51,18 @@ async fn a_host_without_room_or_power_refuses_and_makes_nothing() {
     let m = s.machine().await;
     assert_eq!(s.post(&m.path("/fork"), json!({})).await.code(), "unsupported");
 }
+
+#[tokio::test]
+async fn a_child_is_given_secrets_of_its_own_and_its_gateway_adds_them() {
+    let s = Service::with(FakeDriver::default().with_internet(), |_| {}).await;
+    let trunk = s.machine().await;
+    let made = s.post(&trunk.path("/fork"), json!({})).await.ok();
+    let child = Machine::of(&made["children"][0]);
+    let id = child.id.parse().unwrap();
+    let record = s.state.store.newest_in_slot(&mainbrella_types::ProjectId::default_project(), &id).await.unwrap();
+    let body = json!({"host": "api.example", "header": "authorization", "value": "v"});
+    let request = s.request(http::Method::PUT, &child.path("/secrets/one")).header("content-type", "application/json");
+    assert_eq!(s.send(request.body(body.to_string().into()).unwrap()).await.status, 200);
+    let gateway = s.driver.secrets(&record.unwrap().key).unwrap();
+    assert!(gateway.cover(&"api.example".parse().unwrap(), 443), "what is on record is in force in its own seat");
+}

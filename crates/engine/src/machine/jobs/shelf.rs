@@ -63,13 +63,19 @@ impl Shelf {
     /// What is on disk of a machine's jobs. Blocks.
     pub(crate) fn open(dir: PathBuf) -> Self {
         let shelf = Self::new(dir);
-        let names = std::fs::read_dir(&shelf.dir).into_iter().flatten().flatten();
+        shelf.load();
+        shelf
+    }
+
+    /// Takes up what is on disk of jobs; none were put before. Blocks.
+    pub(crate) fn load(&self) {
+        let names = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let ids: Vec<String> = names.filter_map(|e| e.file_name().into_string().ok()).filter(|n| is_id(n)).collect();
         let mut bytes = 0;
         {
-            let mut table = shelf.table();
+            let mut table = self.table();
             for id in ids {
-                match Job::open(&shelf.dir, &id) {
+                match Job::open(&self.dir, &id) {
                     Some(job) => {
                         bytes += job.log.position().disk_bytes;
                         if let Some(key) = job.note().start_key() {
@@ -77,12 +83,11 @@ impl Shelf {
                         }
                         table.jobs.insert(id, Arc::new(job));
                     }
-                    None => drop(std::fs::remove_dir_all(shelf.dir.join(&id))),
+                    None => drop(std::fs::remove_dir_all(self.dir.join(&id))),
                 }
             }
         }
-        shelf.bytes.store(bytes, Ordering::Relaxed);
-        shelf
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// The machine's egress log.
