@@ -216,30 +216,34 @@ enum Way {
     Nowhere,
 }
 
-/// A connection the rules turned to us: whatever address the machine chose, its name decides.
+/// A connection the rules turned to us: whatever address the machine chose, its name decides. One that goes nowhere ends
+/// with a reset, never like an empty reply.
 async fn transparent(mut inside: TcpStream, shared: Arc<Shared>) {
-    let to = SockRef::from(&inside).original_dst_v4().ok().and_then(|to| to.as_socket_ipv4());
-    let Some((address, port)) = to.map(|to| (*to.ip(), to.port())) else { return };
-    if address == GATEWAY_ADDRESS {
-        return;
-    }
     let mut first = Vec::new();
-    let way = judge(&mut inside, &mut first, address, port, &shared).await;
-    let outside = match way {
-        Way::Nowhere => None,
-        Way::Name(name, port) if shared.secrets.cover(&name, port) => {
-            let Ok(_place) = shared.relays.acquire().await else { return };
-            return relay(inside, first, name, port, shared.clone()).await;
-        }
-        // What is open goes another way than by us.
-        _ if shared.policy == EgressPolicy::Open => None,
-        Way::Address(to) => connect(&*shared.outside, to).await.ok(),
-        Way::Name(name, port) => reached(&name, port, &shared).await,
+    let outside = match asked_for(&inside) {
+        None => None,
+        Some((address, port)) => match judge(&mut inside, &mut first, address, port, &shared).await {
+            Way::Nowhere => None,
+            Way::Name(name, port) if shared.secrets.cover(&name, port) => {
+                let Ok(_place) = shared.relays.acquire().await else { return reset(&inside) };
+                return relay(inside, first, name, port, shared.clone()).await;
+            }
+            // What is open goes another way than by us.
+            _ if shared.policy == EgressPolicy::Open => None,
+            Way::Address(to) => connect(&*shared.outside, to).await.ok(),
+            Way::Name(name, port) => reached(&name, port, &shared).await,
+        },
     };
     match outside {
         Some(outside) => join(inside, outside, &first).await,
         None => reset(&inside),
     }
+}
+
+/// Where a connection was going before the rules turned it to us. None for one that was for the gateway itself.
+fn asked_for(inside: &TcpStream) -> Option<(Ipv4Addr, u16)> {
+    let to = SockRef::from(inside).original_dst_v4().ok()?.as_socket_ipv4()?;
+    (*to.ip() != GATEWAY_ADDRESS).then(|| (*to.ip(), to.port()))
 }
 
 /// Decides on a redirected connection; reads from it only as far as the decision needs, into `first`.

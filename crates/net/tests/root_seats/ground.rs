@@ -148,13 +148,27 @@ impl Guest {
 
     /// What a connection from inside says, or why there is none.
     pub async fn get(&self, to: &str, say: &[u8]) -> Result<String, io::ErrorKind> {
-        let (ns, to, say) = (self.inside.clone(), to.parse::<SocketAddr>().expect("an address"), say.to_vec());
+        let say = say.to_vec();
+        self.connected(to, move |stream| stream.write_all(&say)).await
+    }
+
+    /// What a connection from inside says to one who says nothing, or why there is none.
+    pub async fn knock(&self, to: &str) -> Result<String, io::ErrorKind> {
+        self.connected(to, |_| Ok(())).await
+    }
+
+    async fn connected(
+        &self,
+        to: &str,
+        then: impl FnOnce(&mut TcpStream) -> io::Result<()> + Send + 'static,
+    ) -> Result<String, io::ErrorKind> {
+        let (ns, to) = (self.inside.clone(), to.parse::<SocketAddr>().expect("an address"));
         tokio::task::spawn_blocking(move || {
             ns.run(|| {
                 Ok((|| {
                     let mut stream = TcpStream::connect_timeout(&to, WAIT)?;
                     stream.set_read_timeout(Some(WAIT))?;
-                    stream.write_all(&say)?;
+                    then(&mut stream)?;
                     let mut text = String::new();
                     stream.read_to_string(&mut text)?;
                     Ok::<_, io::Error>(text)

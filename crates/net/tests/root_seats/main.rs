@@ -46,6 +46,7 @@ fn an_open_seat_reaches_the_public_internet_and_nothing_else() {
             "10.201.0.6:80", "127.0.0.1:8787", "172.31.255.1:8787", "198.18.0.1:80", "224.0.0.1:80", "255.255.255.255:80",
         ] {
             assert!(one.get(to, b"x").await.is_err(), "{to}");
+            assert!(one.knock(to).await.is_err(), "{to} looks like an empty reply");
         }
         // A machine that takes another address, its neighbour's, or another card.
         for change in [
@@ -118,9 +119,13 @@ fn an_allow_list_is_enforced_by_name_whatever_the_address() {
         ] {
             let before = log.after(0, 999).denied;
             let said = guest.get(&to, &say).await;
-            assert!(said.as_deref().map_or(true, str::is_empty), "{to}: {said:?}");
+            assert!(said.is_err(), "{to}: {said:?}");
             let own = to.starts_with("172.31.255.1");
             assert!(own || log.after(0, 999).denied > before, "{to} left no event");
+        }
+        // Who waits to be spoken to first learns as clearly that nobody took the connection.
+        for to in [&format!("{good}:22"), &format!("{PRIVATE}:22"), "172.31.255.1:8787", "172.31.255.1:2"] {
+            assert!(guest.knock(to).await.is_err(), "{to} looks like an empty reply");
         }
         // Other name servers are out of reach, and so is everything that is not TCP.
         assert_eq!(guest.lookup("good.example.", PUBLIC).await, None);
