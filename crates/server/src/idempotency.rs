@@ -3,8 +3,10 @@
 use axum::response::Response;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use mainbrella_api::headers::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
-use mainbrella_types::limits;
+use mainbrella_store::Idempotency;
+use mainbrella_types::{ErrorCode, limits};
 use serde::Serialize;
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{ApiError, ApiResult};
 use crate::extract::json;
@@ -23,6 +25,23 @@ pub(crate) fn key(headers: &HeaderMap) -> ApiResult<Option<&str>> {
         return Err(bad());
     }
     Ok(Some(key))
+}
+
+/// The Idempotency-Key of a request, if it has one, with a digest of `what` is asked for and of its body as it was
+/// understood, not as it was spelled: order and spaces do not matter.
+///
+/// # Errors
+/// As for [`key`].
+pub(crate) fn given(headers: &HeaderMap, what: &str, body: &impl Serialize) -> ApiResult<Option<Idempotency>> {
+    let Some(key) = key(headers)? else { return Ok(None) };
+    let body = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
+    let body_hash = Sha256::new().chain_update(what).chain_update(body).finalize().into();
+    Ok(Some(Idempotency { key: key.to_owned(), body_hash }))
+}
+
+/// What is said when the key came with another request before.
+pub(crate) fn conflict() -> ApiError {
+    ApiError::new(ErrorCode::IdempotencyConflict, "This Idempotency-Key was used for a request with another body.")
 }
 
 /// The answer to a call that made something: 201, or 200 with a mark when an earlier call with its key did.

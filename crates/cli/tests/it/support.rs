@@ -102,8 +102,13 @@ fn serve(mut stream: TcpStream, kept: &Mutex<Vec<Request>>, answer: &Answering) 
         kept.lock().expect("unpoisoned").push(request.clone());
         match answer(&request) {
             Reply::Answer(status, headers, body) => {
-                let headers: String = headers.iter().map(|(n, v)| format!("{n}: {v}\r\n")).collect();
-                let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
+                let mut headers: String = headers.iter().map(|(n, v)| format!("{n}: {v}\r\n")).collect();
+                // What follows this status on a connection would be taken for the next answer.
+                let body = if status == 204 { Vec::new() } else { body };
+                if status != 204 {
+                    headers += &format!("content-length: {}\r\n", body.len());
+                }
+                let head = format!("HTTP/1.1 {status} X\r\n{headers}\r\n");
                 let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
             }
             Reply::Cut(bytes) => {

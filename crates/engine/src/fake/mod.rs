@@ -210,24 +210,18 @@ impl FakeDriver {
     }
 
     fn put(&self, key: GenerationKey) -> Arc<FakeMachine> {
-        let guest = match &self.make_guest {
-            Some(_) => None,
-            None => Some(Arc::new(FakeGuest::new(Arc::clone(&self.guest), self.ports.clone(), self.home()))),
-        };
-        self.put_guest(key, guest)
+        match &self.make_guest {
+            Some(make) => self.put_service(key, make(), None),
+            None => {
+                let guest = FakeGuest::new(Arc::clone(&self.guest), self.ports.clone(), self.home());
+                self.put_guest(key, Arc::new(guest))
+            }
+        }
     }
 
-    /// Makes a machine around a guest; one of the other kind where there is none.
-    fn put_guest(&self, key: GenerationKey, guest: Option<Arc<FakeGuest>>) -> Arc<FakeMachine> {
-        let service = match (&guest, &self.make_guest) {
-            (None, Some(make)) => make(),
-            (guest, _) => {
-                let guest = guest.clone();
-                let new = || Arc::new(FakeGuest::new(Arc::clone(&self.guest), self.ports.clone(), self.home()));
-                guest_side::service(guest::router(guest.unwrap_or_else(new)))
-            }
-        };
-        self.put_service(key, service, guest)
+    fn put_guest(&self, key: GenerationKey, guest: Arc<FakeGuest>) -> Arc<FakeMachine> {
+        let service = guest_side::service(guest::router(Arc::clone(&guest)));
+        self.put_service(key, service, Some(guest))
     }
 
     fn put_service(
@@ -259,8 +253,10 @@ impl FakeDriver {
         if self.machines().contains_key(&order.key) {
             return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
         }
-        let guest = source.guest.as_ref().map(|guest| Arc::new(guest.forked()));
-        let machine = self.put_guest(order.key, guest);
+        let machine = match &source.guest {
+            Some(guest) => self.put_guest(order.key, Arc::new(guest.forked())),
+            None => self.put(order.key),
+        };
         if let Err(e) = machine.network.enforce(&order.egress) {
             self.machines().remove(&order.key);
             return Err(e);

@@ -29,12 +29,11 @@ use super::freeze::Frozen;
 use super::instance::Machine;
 use super::launch::hand_over;
 use super::pause::{fill, guest_bytes, ms_since};
-use super::pool::{Disk, Prepared, awaken, load, prepare};
+use super::pool::{Disk, awaken, prepare};
 use super::qmp::Qmp;
-use super::seats::Seat;
 use super::vmm::{chain, make_overlay};
 use super::{Inner, disks};
-use crate::driver::{EgressOrder, ForkOrder};
+use crate::driver::ForkOrder;
 use crate::error::DriverError;
 
 /// Most children at once.
@@ -292,33 +291,10 @@ impl Inner {
         disks::write(&prepared.folder, &legacy.layers).map_err(io)?;
         fill(&prepared, legacy.delta.clone(), legacy.guest_bytes).await?;
         let device = File::open(legacy.folder.join("device")).map_err(io)?;
-        let network = self.seat_and_load(&mut prepared, &device, &order.egress).await?;
+        let network = self.seat_and_load(&mut prepared, Some(&device), &order.egress).await?;
         let prepared = hand_over(prepared, place)?;
         awaken(&prepared).await?;
-        let Prepared { folder, vmm, qmp, events, .. } = prepared;
-        let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
-        machine.seat_in(network).await;
-        self.machines().insert(order.key, machine.clone());
-        Ok(machine)
-    }
-
-    /// Puts a VMM under its policy and loads its devices' state, both before its guest runs.
-    pub(super) async fn seat_and_load(
-        &self,
-        prepared: &mut Prepared,
-        device: &File,
-        egress: &EgressOrder,
-    ) -> Result<Option<mainbrella_net::Seat>, DriverError> {
-        let index = prepared.vmm.seat.as_ref().map(Seat::index);
-        let seated = self.host.network.attach(prepared.vmm.record.pid, index, egress);
-        match tokio::join!(seated, load(prepared, device)) {
-            (Ok(network), Ok(())) => Ok(network),
-            (Ok(Some(network)), Err(e)) => {
-                network.close().await;
-                Err(e)
-            }
-            (Err(e), _) | (Ok(None), Err(e)) => Err(e),
-        }
+        Ok(self.take_up(order.key, prepared, network).await)
     }
 }
 

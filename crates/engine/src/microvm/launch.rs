@@ -1,6 +1,6 @@
 //! Making and removing machines.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::boot::{self, QUICK, blocking};
 use super::freeze::{FreezeOrder, Frozen, KeptOrder, KeyInputs, find, find_kept, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
 use super::pause::forget_vmm;
-use super::pool::{Disk, Prepared, awaken, prepare, restore};
+use super::pool::{Disk, Prepared, awaken, load, prepare};
 use super::qmp::{Event, Qmp};
 use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
@@ -179,19 +179,49 @@ impl Inner {
                 prepare(&self.host, self.current().accelerator, frozen, own, Disk::default()).await?
             }
         };
-        let index = prepared.vmm.seat.as_ref().map(Seat::index);
-        // Both before its guest runs.
-        let pid = prepared.vmm.record.pid;
-        let seated = self.host.network.attach(pid, index, &order.egress);
-        let (network, restored) = tokio::join!(seated, restore(&mut prepared, frozen));
-        restored?;
-        let network = network?;
+        let device = if prepared.restored { None } else { Some(frozen.open_device()?) };
+        let network = self.seat_and_load(&mut prepared, device.as_ref(), &order.egress).await?;
         awaken(&prepared).await?;
+        Ok(self.take_up(order.key, prepared, network).await)
+    }
+
+    /// Puts a VMM under its policy and loads its devices' state, both before its guest runs. No `device`: that is loaded.
+    pub(super) async fn seat_and_load(
+        &self,
+        prepared: &mut Prepared,
+        device: Option<&File>,
+        egress: &EgressOrder,
+    ) -> Result<Option<mainbrella_net::Seat>, DriverError> {
+        let index = prepared.vmm.seat.as_ref().map(Seat::index);
+        let seated = self.host.network.attach(prepared.vmm.record.pid, index, egress);
+        let loaded = async {
+            match device {
+                Some(device) => load(prepared, device).await,
+                None => Ok(()),
+            }
+        };
+        match tokio::join!(seated, loaded) {
+            (Ok(network), Ok(())) => Ok(network),
+            (Ok(Some(network)), Err(e)) => {
+                network.close().await;
+                Err(e)
+            }
+            (Err(e), _) | (Ok(None), Err(e)) => Err(e),
+        }
+    }
+
+    /// Makes a VMM whose guest runs the machine `key`.
+    pub(super) async fn take_up(
+        &self,
+        key: GenerationKey,
+        prepared: Prepared,
+        network: Option<mainbrella_net::Seat>,
+    ) -> Arc<Machine> {
         let Prepared { folder, vmm, qmp, events, .. } = prepared;
-        let machine = Machine::watch(order.key, folder, vmm, qmp, events, self.fullness(false));
+        let machine = Machine::watch(key, folder, vmm, qmp, events, self.fullness(false));
         machine.seat_in(network).await;
-        self.machines().insert(order.key, machine.clone());
-        Ok(machine)
+        self.machines().insert(key, machine.clone());
+        machine
     }
 
     pub(super) fn fullness(&self, now: bool) -> Fullness {

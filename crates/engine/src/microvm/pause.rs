@@ -179,10 +179,7 @@ impl Inner {
         };
         match self.bring_back(&place, &mut prepared, kept, &layers.0, egress).await {
             Ok(network) => {
-                let Prepared { vmm, qmp, events, .. } = prepared;
-                let machine = Machine::watch(*key, place, vmm, qmp, events, self.fullness(false));
-                machine.seat_in(network).await;
-                self.machines().insert(*key, machine.clone());
+                let machine = self.take_up(*key, Prepared { folder: place, ..prepared }, network).await;
                 // It holds what the machine was before.
                 let removed = blocking(move || folder::remove(&folder).map_err(|e| DriverError::io("removing", e)));
                 if let Err(e) = removed.await {
@@ -213,7 +210,7 @@ impl Inner {
         egress: &EgressOrder,
     ) -> Result<Option<mainbrella_net::Seat>, DriverError> {
         fill(prepared, kept.delta, kept.guest_bytes).await?;
-        let network = self.seat_and_load(prepared, &kept.device, egress).await?;
+        let network = self.seat_and_load(prepared, Some(&kept.device), egress).await?;
         match (change_over(place, prepared, layers).await, network) {
             (Ok(()), network) => Ok(network),
             (Err(e), None) => Err(e),

@@ -107,15 +107,6 @@ fn failed(e: &QmpError, vmm: &Vmm) -> DriverError {
     DriverError::Stage { stage: "restoring the machine", detail: format!("{}; QEMU: {said}", chain(e)) }
 }
 
-/// Loads the template's device state, unless that is done.
-pub(super) async fn restore(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
-    if !p.restored {
-        load(p, &frozen.open_device()?).await?;
-        p.restored = true;
-    }
-    Ok(())
-}
-
 /// Lets a restored machine run.
 pub(super) async fn awaken(p: &Prepared) -> Result<(), DriverError> {
     p.qmp.call("cont", json!({}), QUICK).await.map_err(|e| failed(&e, &p.vmm))?;
@@ -145,12 +136,14 @@ pub(super) async fn load(p: &mut Prepared, device: &File) -> Result<(), DriverEr
     tokio::time::timeout(RESTORE_PATIENCE, loaded)
         .await
         .map_err(|_| failed(&QmpError::TimedOut("migrate-incoming"), vmm))?
-        .map_err(|e| failed(&e, vmm))
+        .map_err(|e| failed(&e, vmm))?;
+    p.restored = true;
+    Ok(())
 }
 
 /// Lets a prepared VMM answer once and stops it again.
 async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
-    restore(p, frozen).await?;
+    load(p, &frozen.open_device()?).await?;
     awaken(p).await?;
     let until = Instant::now() + WARM_PATIENCE;
     let stage = |detail: String| DriverError::Stage { stage: "warming a waiting VMM", detail };

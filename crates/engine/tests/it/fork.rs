@@ -1,16 +1,13 @@
 //! Forking: children of their own, the source that goes on, and what is told when something fails.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use mainbrella_engine::fake::FakeDriver;
-use mainbrella_engine::machine::jobs::{JobCommand, JobOrder};
 use mainbrella_engine::{CommandEnding, MachineHandle};
 use mainbrella_types::{ErrorCode, FailureKind, MachineRecord, MachineState};
 
-use crate::{Bench, order};
+use crate::{Bench, job, order};
 
 async fn machine(bench: &Bench) -> MachineHandle {
     bench.engine.create(bench.intent("trunk", 600_000, None)).await.expect("made")
@@ -25,19 +22,6 @@ fn children(bench: &Bench, source: &MachineHandle, names: &[&str]) -> Vec<Machin
         record
     };
     names.iter().map(child).collect()
-}
-
-fn job(text: &str) -> JobOrder {
-    let argv = text.split_whitespace().map(str::to_owned).collect();
-    JobOrder {
-        command: JobCommand::Argv(argv),
-        cwd: None,
-        env: BTreeMap::new(),
-        timeout_ms: 600_000,
-        stdin: Bytes::new(),
-        stdin_open: false,
-        pty: None,
-    }
 }
 
 async fn works(machine: &MachineHandle) {

@@ -16,8 +16,10 @@ mod usage;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use mainbrella_engine::clock::TokioClock;
 use mainbrella_engine::fake::FakeDriver;
+use mainbrella_engine::machine::jobs::{JobCommand, JobOrder};
 use mainbrella_engine::{CommandOrder, Engine, EngineConfig};
 use mainbrella_types::{
     CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
@@ -100,5 +102,19 @@ pub(crate) fn order(text: &str) -> CommandOrder {
         timeout_ms: 10_000,
         output_limit: 1024 * 1024,
         ..CommandOrder::default()
+    }
+}
+
+/// A job for the scripted guest, its words as they stand.
+pub(crate) fn job(text: &str) -> JobOrder {
+    let argv = text.split_whitespace().map(str::to_owned).collect();
+    JobOrder {
+        command: JobCommand::Argv(argv),
+        cwd: None,
+        env: BTreeMap::new(),
+        timeout_ms: 600_000,
+        stdin: Bytes::new(),
+        stdin_open: false,
+        pty: None,
     }
 }

@@ -1,16 +1,13 @@
 //! Pausing and resuming: what goes on, what is refused, what a crash leaves.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use mainbrella_engine::fake::FakeDriver;
-use mainbrella_engine::machine::jobs::{JobCommand, JobOrder};
 use mainbrella_engine::{CommandEnding, EngineError, MachineHandle, StopOutcome};
 use mainbrella_types::{ErrorCode, FailureKind, MachineState};
 
-use crate::{Bench, order};
+use crate::{Bench, job, order};
 
 fn bench() -> Bench {
     Bench::new()
@@ -18,19 +15,6 @@ fn bench() -> Bench {
 
 async fn machine(bench: &Bench) -> MachineHandle {
     bench.engine.create(bench.intent("one", 600_000, Some(60_000))).await.expect("made")
-}
-
-fn job(text: &str) -> JobOrder {
-    let argv = text.split_whitespace().map(str::to_owned).collect();
-    JobOrder {
-        command: JobCommand::Argv(argv),
-        cwd: None,
-        env: BTreeMap::new(),
-        timeout_ms: 600_000,
-        stdin: Bytes::new(),
-        stdin_open: false,
-        pty: None,
-    }
 }
 
 fn code<T: std::fmt::Debug>(answer: Result<T, EngineError>) -> ErrorCode {

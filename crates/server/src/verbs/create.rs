@@ -11,7 +11,6 @@ use mainbrella_types::{
     EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState,
     TemplateName, limits,
 };
-use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -46,7 +45,7 @@ pub(crate) async fn create(
     JsonBody(body): JsonBody<CreateMachine>,
 ) -> ApiResult<Response> {
     query.finish()?;
-    let idempotency = given_key(&headers, &body)?;
+    let idempotency = idempotency::given(&headers, "create machine v1\n", &body)?;
     let (slot, spec) = spec(&state, body)?;
     // On a task of its own: a caller who goes away after the intent is durable must not leave it without an actor.
     let work = bring_to_life(state.clone(), permit, slot, spec, idempotency).in_current_span();
@@ -122,10 +121,7 @@ async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
                 _ => Ok(Made::Before(record)),
             }
         }
-        BeginCreate::KeyConflict => Err(ApiError::new(
-            ErrorCode::IdempotencyConflict,
-            "This Idempotency-Key was used for a request with another body.",
-        )),
+        BeginCreate::KeyConflict => Err(idempotency::conflict()),
         BeginCreate::SlotInUse(holder) => Err(ApiError::new(
             ErrorCode::SlotInUse,
             format!("Slot {} is held by the living machine created at {}.", holder.id, holder.created_at),
@@ -195,14 +191,6 @@ pub(super) fn has_room(state: &AppState, permit: &Permit, more: usize) -> ApiRes
             .hint("Stop machines that are not needed, or raise `max-machines-per-project` of the service."));
     }
     Ok(())
-}
-
-fn given_key(headers: &HeaderMap, body: &CreateMachine) -> ApiResult<Option<Idempotency>> {
-    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
-    // What was understood, not how it was spelled: order and spaces do not matter.
-    let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
-    let body_hash = Sha256::new().chain_update(b"create machine v1\n").chain_update(canonical).finalize().into();
-    Ok(Some(Idempotency { key: key.to_owned(), body_hash }))
 }
 
 fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, MachineSpec)> {

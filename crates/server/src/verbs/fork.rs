@@ -5,7 +5,6 @@ use mainbrella_api::{ForkMachine, ForkResult};
 use mainbrella_engine::MachineHandle;
 use mainbrella_store::{BeginFork, Idempotency, NewMachine};
 use mainbrella_types::{ErrorCode, FailureKind, GenerationKey, MachineRecord, MachineSpec, MachineState, limits};
-use sha2::{Digest as _, Sha256};
 use tracing::Instrument as _;
 
 use super::create::{finished, has_room};
@@ -45,7 +44,8 @@ pub(crate) async fn fork(
     }
     let found = fence::to_act(&state, &permit, &id, created_at).await?;
     let source = found.with(Clone::clone);
-    let given = given_key(&headers, &source, &body)?;
+    // The same key for another machine is another request.
+    let given = idempotency::given(&headers, &format!("fork machine v1\n{}", source.key), &body)?;
     let spec = spec(&state, &source, body)?;
     let handle = found.living()?;
     // On a task of its own: a caller who goes away after the intents are durable must not leave them without actors.
@@ -105,10 +105,7 @@ async fn carry_out(
             let children = children.iter().map(|child| convert::machine(child, &traits)).collect();
             Ok(ForkResult { children, still_ms: None, memory_bytes: None })
         }
-        BeginFork::KeyConflict => Err(ApiError::new(
-            ErrorCode::IdempotencyConflict,
-            "This Idempotency-Key was used for a request with another body.",
-        )),
+        BeginFork::KeyConflict => Err(idempotency::conflict()),
     }
 }
 
@@ -127,19 +124,6 @@ fn all_failed(children: &[MachineRecord]) -> Option<ApiError> {
         code,
         format!("None of the copies could be made: {}.", ending.map_or("", |e| e.message.as_str())),
     ))
-}
-
-/// Covers the source, too: the same key for another machine is another request.
-fn given_key(headers: &HeaderMap, source: &MachineRecord, body: &ForkMachine) -> ApiResult<Option<Idempotency>> {
-    let Some(key) = idempotency::key(headers)? else { return Ok(None) };
-    let canonical = serde_json::to_vec(body).map_err(|e| ApiError::internal(e.to_string()))?;
-    let body_hash = Sha256::new()
-        .chain_update(b"fork machine v1\n")
-        .chain_update(source.key.to_string())
-        .chain_update(canonical)
-        .finalize()
-        .into();
-    Ok(Some(Idempotency { key: key.to_owned(), body_hash }))
 }
 
 /// The source's own, with what was asked over it.
