@@ -41,6 +41,7 @@ pub async fn fill(data: &Path, count: usize) -> Result<(), Fault> {
                 env: BTreeMap::new(),
             },
             forked_from: None,
+            restored_from: None,
             now,
         };
         let record = match store.begin_create(new, None).await? {

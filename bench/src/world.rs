@@ -135,7 +135,7 @@ impl Rig {
     /// Launches a machine that may reach what `policy` says.
     pub async fn launch_with(&self, policy: EgressPolicy) -> Result<Launched, Fault> {
         let key = GenerationKey::new(uuid::Uuid::now_v7());
-        let order = LaunchOrder { key, template: template(), size: SIZE, egress: policy.into() };
+        let order = LaunchOrder { key, template: template(), size: SIZE, egress: policy.into(), snapshot: None };
         Ok(Launched { key, instance: self.driver.launch(&order).await? })
     }
 

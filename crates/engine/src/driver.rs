@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use mainbrella_net::{EgressLog, Explanation, SeatSecrets};
-use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, SizeClass, Target, TemplateName};
+use mainbrella_types::{
+    DriverReport, EgressPolicy, GenerationKey, SizeClass, SnapshotKey, SnapshotKind, Target, TemplateName,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::DriverError;
@@ -28,6 +30,8 @@ pub struct LaunchOrder {
     pub size: SizeClass,
     /// What it may reach. A driver that cannot enforce it refuses.
     pub egress: EgressOrder,
+    /// What it starts from instead of the template: a snapshot of a machine of that template and size.
+    pub snapshot: Option<SnapshotKey>,
 }
 
 /// What a machine may reach, and where its denials go.
@@ -112,6 +116,26 @@ pub struct Forked {
     pub still_ms: u64,
 }
 
+/// What is to be saved of a running machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveOrder {
+    /// Names everything that is kept.
+    pub snapshot: SnapshotKey,
+    /// Whether memory is saved beside the disk.
+    pub kind: SnapshotKind,
+}
+
+/// What was saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveReceipt {
+    /// Bytes of memory that are not the template's. 0 where memory was not saved.
+    pub memory_bytes: u64,
+    /// Bytes on disk that the machine had written since it was made, saved or forked before.
+    pub disk_bytes: u64,
+    /// How long the machine stood still, ms.
+    pub still_ms: u64,
+}
+
 /// A machine that runs.
 #[async_trait]
 pub trait Instance: Send + Sync {
@@ -176,6 +200,25 @@ pub trait Driver: Send + Sync {
     async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
         let _ = (source, children);
         Err(DriverError::Unsupported("this driver cannot fork machines".to_owned()))
+    }
+
+    /// Saves a running machine under the key of a snapshot; it goes on. Whoever calls has quiesced the guest and closed the
+    /// link, and configures the guest afterwards. `Ok`: all of it is on disk, and outlives the machine and the death of the
+    /// host. `Err`: nothing of it is kept.
+    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<SaveReceipt, DriverError> {
+        let _ = (key, order);
+        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+    }
+
+    /// Every snapshot of which anything is on this host, whole or not.
+    async fn snapshots(&self) -> Result<Vec<SnapshotKey>, DriverError> {
+        Ok(Vec::new())
+    }
+
+    /// Removes a snapshot. Machines that were started from it go on. Idempotent.
+    async fn forget(&self, snapshot: &SnapshotKey) -> Result<(), DriverError> {
+        let _ = snapshot;
+        Ok(())
     }
 
     /// Every machine of which anything exists on this host, whole or not.

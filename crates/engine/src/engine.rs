@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use mainbrella_types::{DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState};
+use mainbrella_types::{
+    DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState, SnapshotKey,
+};
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
@@ -212,6 +214,23 @@ impl Engine {
         // What became of each is in its record.
         drop(futures::future::join_all(handles.iter().map(MachineHandle::ready)).await);
         Ok(ForkReceipt { children: handles, still_ms, memory_bytes })
+    }
+
+    /// The snapshots on this host, whole or not.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotKey>, EngineError> {
+        Ok(self.inner.world.driver.snapshots().await?)
+    }
+
+    /// Removes a snapshot from this host, whole or not. Machines that were started from it go on. Idempotent.
+    ///
+    /// # Errors
+    /// When something of it could not be removed; ask again.
+    pub async fn forget_snapshot(&self, snapshot: SnapshotKey) -> Result<(), EngineError> {
+        self.inner.world.driver.forget(&snapshot).await?;
+        self.forget_logs(&snapshot).await
     }
 
     /// Whether `more` machines may be made.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainbrella_types::{ErrorCode, GenerationKey, MachineRecord, Millis};
+use mainbrella_types::{ErrorCode, GenerationKey, MachineRecord, Millis, SnapshotKey};
 use tracing::warn;
 
 use crate::engine::Engine;
@@ -141,6 +141,18 @@ impl Engine {
             && e.kind() != std::io::ErrorKind::NotFound
         {
             warn!(machine = %key, error = %e, "the jobs of a machine could not be removed; trying again later");
+        }
+    }
+
+    /// Removes the logs that were kept with a snapshot.
+    pub(crate) async fn forget_logs(&self, snapshot: &SnapshotKey) -> Result<(), EngineError> {
+        let dir = self.shelves().dir.join(snapshot.to_string());
+        match tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await {
+            Ok(Err(e)) if e.kind() != std::io::ErrorKind::NotFound => {
+                let what = "the logs of a snapshot could not be removed";
+                Err(EngineError::new(ErrorCode::Internal, what).because(e.to_string()))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -100,6 +100,7 @@ mod tests {
                 env: Default::default(),
             },
             forked_from: None,
+            restored_from: None,
             now: Millis(10),
         };
         let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };

@@ -3,7 +3,7 @@
 use mainbrella_types::limits::IDEMPOTENCY_RETENTION_MS;
 use mainbrella_types::{
     CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec,
-    MachineState, Millis, ProjectId,
+    MachineState, Millis, ProjectId, SnapshotKey,
 };
 
 use crate::backend::{Arg, Row, Tx};
@@ -35,6 +35,8 @@ pub struct NewMachine {
     pub spec: MachineSpec,
     /// The machine it is to be a copy of.
     pub forked_from: Option<Generation>,
+    /// The snapshot it is to start from instead of its template.
+    pub restored_from: Option<SnapshotKey>,
     /// The clock of the caller.
     pub now: Millis,
 }
@@ -387,6 +389,7 @@ async fn create_in(
         },
         spec: new.spec.clone(),
         forked_from: new.forked_from.clone(),
+        restored_from: new.restored_from,
         running_at: None,
         ended_at: None,
         revision: 1,

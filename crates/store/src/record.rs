@@ -10,7 +10,7 @@ use crate::backend::{Arg, Row};
 use crate::error::{Result, StoreError};
 
 /// How many columns `machine` reads; further ones may follow.
-pub(crate) const MACHINE_COLUMNS: usize = 23;
+pub(crate) const MACHINE_COLUMNS: usize = 24;
 
 fn parsed<T>(text: &str) -> Result<T>
 where
@@ -66,6 +66,7 @@ pub(crate) fn machine(row: &Row) -> Result<MachineRecord> {
             last_activity: Millis(row.int(17)?),
         },
         forked_from: row.maybe_text(22)?.map(|text| parsed(&text)).transpose()?,
+        restored_from: row.maybe_text(23)?.map(|text| parsed(&text)).transpose()?,
         running_at: row.maybe_int(18)?.map(Millis),
         ended_at: row.maybe_int(19)?.map(Millis),
         revision: row.int(20)?,
@@ -107,6 +108,7 @@ pub(crate) fn insert_args(r: &MachineRecord) -> Result<Vec<Arg>> {
         Arg::Int(r.lease.last_activity.0),
         Arg::Text(r.spec.egress.to_string()),
         Arg::MaybeText(r.forked_from.as_ref().map(ToString::to_string)),
+        Arg::MaybeText(r.restored_from.as_ref().map(ToString::to_string)),
     ])
 }
 

@@ -14,6 +14,7 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0020_egress.sql"),
     include_str!("../migrations/0030_secrets.sql"),
     include_str!("../migrations/0040_forks.sql"),
+    include_str!("../migrations/0050_snapshots.sql"),
 ];
 
 /// The newest version this binary knows.
@@ -97,6 +98,7 @@ mod tests {
                     env: Default::default(),
                 },
                 forked_from: None,
+                restored_from: None,
                 now: Millis(10),
             };
             let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };

@@ -13,6 +13,7 @@ pub mod machine;
 pub mod secret;
 pub mod signal;
 pub mod size;
+pub mod snapshot;
 pub mod state;
 pub mod time;
 
@@ -26,5 +27,6 @@ pub use machine::{MachineRecord, MachineSpec};
 pub use secret::{Placement, SecretName, SecretSpec, SecretValue};
 pub use signal::Signal;
 pub use size::{SizeClass, SizeSpec};
+pub use snapshot::{SnapshotKey, SnapshotKind, SnapshotRecord, check_snapshot_name};
 pub use state::{Failure, FailureKind, MachineState};
 pub use time::{CreatedAt, Millis};

@@ -147,6 +147,14 @@ pub const EGRESS_RULES_MAX: usize = 256;
 pub const EGRESS_EVENTS_KEPT: usize = 512;
 /// Machines of one fork.
 pub const FORK_CHILDREN_MAX: u32 = 8;
+/// Longest name of a snapshot, bytes.
+pub const SNAPSHOT_NAME_MAX: usize = 128;
+/// Snapshots of a project, archived ones included, unless the service is configured otherwise.
+pub const SNAPSHOTS_DEFAULT: u32 = 100;
+/// Longest time until a snapshot is removed by itself, seconds: a year.
+pub const SNAPSHOT_TTL_MAX_SECONDS: u64 = 365 * 24 * 3600;
+/// Shortest.
+pub const SNAPSHOT_TTL_MIN_SECONDS: u64 = 60;
 /// Secrets of one machine.
 pub const SECRETS_MAX: usize = 16;
 /// Longest name of a secret, bytes.

@@ -7,6 +7,7 @@ use crate::id::{Generation, GenerationKey, IdError, ProjectId, TemplateName};
 use crate::lease::Lease;
 use crate::limits;
 use crate::size::SizeClass;
+use crate::snapshot::SnapshotKey;
 use crate::state::{Failure, MachineState};
 use crate::time::Millis;
 
@@ -116,6 +117,8 @@ pub struct MachineRecord {
     pub lease: Lease,
     /// The machine it is a copy of; `None`: it was made from its template.
     pub forked_from: Option<Generation>,
+    /// The snapshot it starts from instead of its template.
+    pub restored_from: Option<SnapshotKey>,
     /// When it first answered.
     pub running_at: Option<Millis>,
     /// When it ended.

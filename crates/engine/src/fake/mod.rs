@@ -18,14 +18,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mainbrella_guest_protocol::guest_side::{self, GuestService};
-use mainbrella_types::{DriverReport, EgressPolicy, GenerationKey, Isolation, JailReport, SizeClass, TemplateName};
+use mainbrella_types::{
+    DriverReport, EgressPolicy, GenerationKey, Isolation, JailReport, SizeClass, SnapshotKey, SnapshotKind,
+    TemplateName,
+};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{
     Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
-    PauseReceipt, TemplateInfo,
+    PauseReceipt, SaveOrder, SaveReceipt, TemplateInfo,
 };
 use crate::error::DriverError;
 use crate::machine::Language;
@@ -57,6 +60,12 @@ pub struct HostFaults {
     pub fork: AtomicU32,
     /// Children of forks that fail, each for itself.
     pub fork_child: AtomicU32,
+    /// Saves that fail and keep nothing.
+    pub save: AtomicU32,
+    /// Saves that find the host's disk full.
+    pub save_host_full: AtomicU32,
+    /// Removals of snapshots that fail and leave everything.
+    pub forget: AtomicU32,
 }
 
 /// Takes one fault from a counter; says whether there was one.
@@ -93,6 +102,8 @@ fn asked_for(stage: &'static str) -> DriverError {
 #[derive(Clone)]
 pub struct FakeDriver {
     machines: Arc<Mutex<HashMap<GenerationKey, Arc<FakeMachine>>>>,
+    /// What was saved, by snapshot. `None`: the guests are not scripted ones, and nothing of them can be copied.
+    saved: Arc<Mutex<HashMap<SnapshotKey, Option<Arc<FakeGuest>>>>>,
     /// Host faults.
     pub host: Arc<HostFaults>,
     /// Guest faults, shared by all machines.
@@ -124,6 +135,7 @@ impl FakeDriver {
         let templates = ["python", "node"].into_iter().filter_map(|n| n.parse().ok()).collect();
         Self {
             machines: Arc::default(),
+            saved: Arc::default(),
             host: Arc::default(),
             guest: Arc::default(),
             ports: FakePorts::default(),
@@ -175,6 +187,15 @@ impl FakeDriver {
 
     fn machines(&self) -> MutexGuard<'_, HashMap<GenerationKey, Arc<FakeMachine>>> {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn saved(&self) -> MutexGuard<'_, HashMap<SnapshotKey, Option<Arc<FakeGuest>>>> {
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Loses what is kept of a snapshot, as a damaged disk would.
+    pub fn damage(&self, snapshot: &SnapshotKey) {
+        self.saved().remove(snapshot);
     }
 
     /// Machines of which anything exists.
@@ -352,7 +373,17 @@ impl Driver for FakeDriver {
         if strikes(&self.host.launch) {
             return Err(asked_for("launch"));
         }
-        let machine = self.put(order.key);
+        let machine = match &order.snapshot {
+            None => self.put(order.key),
+            Some(snapshot) => {
+                let kept = self.saved().get(snapshot).cloned();
+                match kept.ok_or_else(|| DriverError::Damaged("the snapshot is not on this host".to_owned()))? {
+                    // What is copied is what has a memory of its own; that it is a disk's or a machine's makes no difference here.
+                    Some(guest) => self.put_guest(order.key, Arc::new(guest.forked())),
+                    None => self.put(order.key),
+                }
+            }
+        };
         if let Err(e) = machine.network.enforce(&order.egress) {
             self.machines().remove(&order.key);
             return Err(e);
@@ -417,6 +448,33 @@ impl Driver for FakeDriver {
         machine.hang_up();
         let children = children.iter().map(|order| self.child(&machine, order)).collect();
         Ok(Forked { children, memory_bytes: 4096, device_bytes: 1, still_ms: 0 })
+    }
+
+    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<SaveReceipt, DriverError> {
+        let machine = self.running(key)?;
+        if strikes(&self.host.save_host_full) {
+            return Err(DriverError::HostFull);
+        }
+        if strikes(&self.host.save) {
+            return Err(asked_for("save"));
+        }
+        machine.hang_up();
+        let guest = machine.guest.as_ref().map(|guest| Arc::new(guest.forked()));
+        self.saved().insert(order.snapshot, guest);
+        let memory_bytes = if order.kind == SnapshotKind::Full { 4096 } else { 0 };
+        Ok(SaveReceipt { memory_bytes, disk_bytes: 8192, still_ms: 0 })
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotKey>, DriverError> {
+        Ok(self.saved().keys().copied().collect())
+    }
+
+    async fn forget(&self, snapshot: &SnapshotKey) -> Result<(), DriverError> {
+        if strikes(&self.host.forget) {
+            return Err(asked_for("forget"));
+        }
+        self.saved().remove(snapshot);
+        Ok(())
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {

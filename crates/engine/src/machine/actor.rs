@@ -130,7 +130,8 @@ pub(crate) fn spawn(
             Begin::Rest
         }
     };
-    let followed = matches!(origin, Begin::Make | Begin::Run(_));
+    let fresh = matches!(origin, Begin::Make) && record.restored_from.is_none();
+    let followed = fresh || matches!(origin, Begin::Run(_));
     let stop_replies = Vec::new();
     let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, followed, stop_replies };
     let task = tokio::spawn(actor.live(origin));
@@ -142,7 +143,10 @@ impl Actor {
         let finish = loop {
             begin = match begin {
                 Begin::Make => match self.make().await {
-                    Ok(instance) => Begin::Run(instance),
+                    Ok(instance) => {
+                        self.follow();
+                        Begin::Run(instance)
+                    }
                     Err(failure) => Begin::End(failure),
                 },
                 Begin::Introduce(instance) => match self.introduce(instance).await {
@@ -181,7 +185,11 @@ impl Actor {
             template: self.record.spec.template.clone(),
             size: self.record.spec.size,
             egress: self.egress(self.record.spec.egress.clone()),
+            snapshot: self.record.restored_from,
         };
+        if let Some(snapshot) = &order.snapshot {
+            self.take_logs(snapshot).await;
+        }
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,
             Ok(Err(e)) => return Err(self.create_failed(e.into())),
@@ -266,6 +274,9 @@ impl Actor {
                     }
                     Some(Message::Fork { children, reply }) => {
                         let _ = reply.send(self.fork(&instance, &children).await);
+                    }
+                    Some(Message::Save { order, reply }) => {
+                        let _ = reply.send(self.save(&instance, order).await);
                     }
                     Some(Message::Stop { reply }) => {
                         if let Some(finish) = self.stop(reply).await {
@@ -494,6 +505,9 @@ impl Actor {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }
                     Some(Message::Fork { reply, .. }) => {
+                        let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
+                    }
+                    Some(Message::Save { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }
                     Some(Message::Stop { reply }) if uncertain => {

@@ -15,6 +15,8 @@ pub(crate) enum Request {
     Resume,
     /// Copy it.
     Fork,
+    /// Save it under a name of its own.
+    Save,
     /// End it.
     Stop,
 }
@@ -39,9 +41,9 @@ pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
         // The policy in force and the one on record change together: only where there is one in force.
         (Request::SetEgress, Running) => Admission::Accept,
         (Request::SetEgress, _) => Admission::Deny,
-        (Request::Pause | Request::Fork, Running) | (Request::Resume, Paused) => Admission::Accept,
+        (Request::Pause | Request::Fork | Request::Save, Running) | (Request::Resume, Paused) => Admission::Accept,
         (Request::Pause, Paused) | (Request::Resume, Running) => Admission::AlreadyDone,
-        (Request::Pause | Request::Resume | Request::Fork, _) => Admission::Deny,
+        (Request::Pause | Request::Resume | Request::Fork | Request::Save, _) => Admission::Deny,
         (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
         (Request::Stop, _) => Admission::Accept,
     }
@@ -55,7 +57,7 @@ mod tests {
     fn a_final_machine_is_never_extended_and_stopping_it_is_done() {
         for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
             assert_eq!(admit(s, Request::Extend), Admission::Deny);
-            for request in [Request::SetEgress, Request::Pause, Request::Resume, Request::Fork] {
+            for request in [Request::SetEgress, Request::Pause, Request::Resume, Request::Fork, Request::Save] {
                 assert_eq!(admit(s, request), Admission::Deny);
             }
             assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);

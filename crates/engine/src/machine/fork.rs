@@ -33,7 +33,7 @@ impl Actor {
         let link = self.shared.link.get().cloned().ok_or_else(|| not_running(self.record.state, None))?;
         self.shared.gate.touch();
         let made = async {
-            quiet(&link).await?;
+            quiet(&link, false).await?;
             // What the guest says from here on, each of its copies says, too.
             let logs = self.copy_logs(children);
             let forked = timeout(DRIVER_DEADLINE, self.world.driver.fork(&self.record.key, children));
@@ -66,7 +66,7 @@ impl Actor {
 }
 
 /// Copies the folders of jobs, each with the files in it. What was not let through stays the source's own.
-fn copy_jobs(from: &Path, into: &Path) -> io::Result<()> {
+pub(super) fn copy_jobs(from: &Path, into: &Path) -> io::Result<()> {
     let jobs = match fs::read_dir(from) {
         Ok(jobs) => jobs,
         // It never had any.

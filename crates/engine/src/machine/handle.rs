@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::driver::{ForkOrder, Forked};
+use crate::driver::{ForkOrder, Forked, SaveOrder, SaveReceipt};
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts::Contexts;
@@ -52,6 +52,10 @@ pub(crate) enum Message {
     Fork {
         children: Vec<ForkOrder>,
         reply: oneshot::Sender<Result<Forked, EngineError>>,
+    },
+    Save {
+        order: SaveOrder,
+        reply: oneshot::Sender<Result<SaveReceipt, EngineError>>,
     },
     Stop {
         reply: oneshot::Sender<Result<StopOutcome, EngineError>>,
@@ -255,6 +259,16 @@ impl MachineHandle {
     pub(crate) async fn fork(&self, children: Vec<ForkOrder>) -> Result<Forked, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Fork { children, reply }, answer).await
+    }
+
+    /// Saves the machine under the key of a snapshot; it goes on.
+    ///
+    /// # Errors
+    /// When it does not run, or could not be saved; nothing of the snapshot is on the host then but for what
+    /// [`crate::Engine::forget_snapshot`] removes.
+    pub async fn save(&self, order: SaveOrder) -> Result<SaveReceipt, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Save { order, reply }, answer).await
     }
 
     /// Ends the machine. Idempotent.

@@ -17,6 +17,7 @@ mod link;
 mod pause;
 pub mod ports;
 pub mod processes;
+mod save;
 mod secrets;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};

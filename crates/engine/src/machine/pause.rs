@@ -43,7 +43,7 @@ impl Actor {
         self.write(pausing).await.map_err(|e| super::actor::store_failed(&e))?;
         self.shared.gate.close();
         let saved = async {
-            quiet(&link).await?;
+            quiet(&link, false).await?;
             match timeout(DRIVER_DEADLINE, self.world.driver.pause(&self.record.key)).await {
                 Ok(done) => done.map_err(|e| told(e.into(), "the machine could not be saved")),
                 Err(_) => Err(EngineError::new(ErrorCode::Internal, "the machine was not saved in time")),
@@ -91,6 +91,9 @@ impl Actor {
                         let _ = reply.send(Err(not_running(self.record.state, None)));
                     }
                     Some(Message::Fork { reply, .. }) => {
+                        let _ = reply.send(Err(not_running(self.record.state, None)));
+                    }
+                    Some(Message::Save { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, None)));
                     }
                     Some(Message::Pause { reply }) => {
@@ -188,11 +191,12 @@ impl Actor {
     }
 }
 
-/// Freezes the guest's processes and closes the link. What its file systems have not written out is in its memory, which is kept.
-pub(super) async fn quiet(link: &Link) -> Result<(), EngineError> {
+/// Freezes the guest's processes and closes the link. `write_out`: its file systems are written out, too; where its memory is
+/// kept that is not needed.
+pub(super) async fn quiet(link: &Link, write_out: bool) -> Result<(), EngineError> {
     let frozen = async {
         let client = link.client().await?;
-        let request = pb::QuiesceRequest { freeze: true, sync: false, ..Default::default() };
+        let request = pb::QuiesceRequest { freeze: true, sync: write_out, ..Default::default() };
         client.rpc().quiesce(request).await.map(drop).map_err(|e| silent(&GuestError::from_connect(&e).to_string()))
     };
     timeout(REST_DEADLINE, frozen).await.map_err(|_| silent("it did not come to rest in time"))??;

@@ -79,7 +79,7 @@ pub fn template() -> TemplateName {
 
 pub fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default() }
+    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default(), snapshot: None }
 }
 
 pub async fn client(machine: &dyn Instance) -> GuestClient {

@@ -86,6 +86,7 @@ impl Bench {
             ending: None,
             lease: Lease { hard_deadline: now.plus(ttl_ms), idle_timeout_ms, last_activity: now },
             forked_from: None,
+            restored_from: None,
             running_at: None,
             ended_at: None,
             revision: 1,

@@ -86,6 +86,7 @@ async fn bring_to_life(
         host: state.config.host_name.clone(),
         spec,
         forked_from: None,
+        restored_from: None,
         now: state.now(),
     };
     let begun = state.store.begin_create(new, idempotency).await?;

@@ -76,6 +76,7 @@ async fn carry_out(
             host: state.config.host_name.clone(),
             spec: spec.clone(),
             forked_from: Some(from.generation.clone()),
+            restored_from: None,
             now: state.now(),
         })
         .collect();

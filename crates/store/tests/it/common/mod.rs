@@ -87,6 +87,7 @@ pub fn new(slot: Option<&str>, now: i64) -> NewMachine {
         host: HOST.to_owned(),
         spec: spec(),
         forked_from: None,
+        restored_from: None,
         now: Millis(now),
     }
 }

@@ -1,0 +1,80 @@
+//! Saving a machine that goes on: the part of the actor's work in which it stands still.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mainbrella_types::{ErrorCode, SnapshotKey, SnapshotKind};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::actor::Actor;
+use super::fork::copy_jobs;
+use super::pause::{DRIVER_DEADLINE, quiet, told};
+use crate::driver::{Instance, SaveOrder, SaveReceipt};
+use crate::error::EngineError;
+use crate::machine::admission::{Admission, Request, admit};
+use crate::machine::handle::not_running;
+
+impl Actor {
+    /// Has the driver save the machine, and keeps the logs of the jobs that are saved with it. It goes on, whatever comes of it.
+    pub(super) async fn save(
+        &mut self,
+        instance: &Arc<dyn Instance>,
+        order: SaveOrder,
+    ) -> Result<SaveReceipt, EngineError> {
+        if admit(self.record.state, Request::Save) != Admission::Accept {
+            return Err(not_running(self.record.state, self.record.ending.as_ref()));
+        }
+        if !self.world.driver.report().memory_snapshot {
+            return Err(EngineError::new(ErrorCode::Unsupported, "this host cannot save machines"));
+        }
+        let link = self.shared.link.get().cloned().ok_or_else(|| not_running(self.record.state, None))?;
+        self.shared.gate.touch();
+        let saved = async {
+            quiet(&link, true).await?;
+            let what = "the machine could not be saved";
+            if order.kind == SnapshotKind::Full {
+                let kept = self.keep_logs(&order.snapshot).await;
+                kept.map_err(|e| EngineError::new(ErrorCode::Internal, what).because(e.to_string()))?;
+            }
+            let late = |_| EngineError::new(ErrorCode::Internal, "the machine was not saved in time");
+            let saved = timeout(DRIVER_DEADLINE, self.world.driver.save(&self.record.key, &order));
+            saved.await.map_err(late)?.map_err(|e| told(e.into(), what))
+        };
+        let saved = saved.await;
+        if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
+            warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was saved does not answer");
+            link.wake(Arc::clone(instance));
+        }
+        if let Ok(receipt) = &saved {
+            info!(machine = %self.record.generation, snapshot = %order.snapshot, kind = %order.kind, ?receipt, "saved");
+        }
+        saved
+    }
+
+    fn logs_of(&self, snapshot: &SnapshotKey) -> Option<PathBuf> {
+        self.shared.shelf.dir().parent().map(|logs| logs.join(snapshot.to_string()))
+    }
+
+    /// Keeps the logs as they are now with a snapshot.
+    async fn keep_logs(&self, snapshot: &SnapshotKey) -> std::io::Result<()> {
+        let Some(into) = self.logs_of(snapshot) else { return Ok(()) };
+        let from = self.shared.shelf.dir().to_owned();
+        let copied = tokio::task::spawn_blocking(move || copy_jobs(&from, &into));
+        copied.await.map_err(std::io::Error::other)?
+    }
+
+    /// Gives a machine that starts from a snapshot the logs that were kept with it.
+    pub(super) async fn take_logs(&self, snapshot: &SnapshotKey) {
+        let Some(from) = self.logs_of(snapshot) else { return };
+        let shelf = Arc::clone(&self.shared.shelf);
+        let taken = tokio::task::spawn_blocking(move || {
+            copy_jobs(&from, shelf.dir())?;
+            shelf.load();
+            std::io::Result::Ok(())
+        });
+        if let Err(e) = taken.await.map_err(std::io::Error::other).and_then(|taken| taken) {
+            warn!(machine = %self.record.generation, error = %e, "the jobs of a snapshot could not be taken over");
+        }
+    }
+}
