@@ -22,6 +22,10 @@ impl Images for Files {
         Ok(self.0.clone())
     }
 
+    fn base_files(&self) -> Result<BootFiles, DriverError> {
+        Ok(self.0.clone())
+    }
+
     fn list(&self) -> Result<Vec<(TemplateName, String, u64)>, DriverError> {
         let name = "python".parse().map_err(|_| DriverError::TemplateMissing("python".to_owned()))?;
         Ok(vec![(name, self.0.root_digest.clone(), 0)])

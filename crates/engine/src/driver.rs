@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use mainbrella_net::{EgressLog, Explanation, SeatSecrets};
 use mainbrella_types::{
     DriverReport, EgressPolicy, GenerationKey, SizeClass, SnapshotKey, SnapshotKind, Target, TemplateName,
@@ -136,6 +137,13 @@ pub struct SaveReceipt {
     pub still_ms: u64,
 }
 
+/// A save whose machine goes on already.
+pub struct Saving {
+    /// Resolves when all of it is on disk, and outlives the machine and the death of the host; or to why nothing of it is
+    /// kept. It is carried out whether or not anybody waits.
+    pub durable: BoxFuture<'static, Result<SaveReceipt, DriverError>>,
+}
+
 /// A machine that runs.
 #[async_trait]
 pub trait Instance: Send + Sync {
@@ -203,9 +211,8 @@ pub trait Driver: Send + Sync {
     }
 
     /// Saves a running machine under the key of a snapshot; it goes on. Whoever calls has quiesced the guest and closed the
-    /// link, and configures the guest afterwards. `Ok`: all of it is on disk, and outlives the machine and the death of the
-    /// host. `Err`: nothing of it is kept.
-    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<SaveReceipt, DriverError> {
+    /// link, and configures the guest afterwards. `Err`: nothing of it is kept.
+    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<Saving, DriverError> {
         let _ = (key, order);
         Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
     }

@@ -21,7 +21,7 @@ pub mod microvm;
 pub use clock::{Clock, SystemClock};
 pub use driver::{
     Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
-    PauseReceipt, SaveOrder, SaveReceipt, TemplateInfo,
+    PauseReceipt, SaveOrder, SaveReceipt, Saving, TemplateInfo,
 };
 pub use engine::{Engine, EngineConfig, ForkReceipt, RecoveryReport};
 pub use error::{DriverError, EngineError};

@@ -13,6 +13,7 @@ use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
+use crate::boot::PendingRoot;
 use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
 use crate::{Authority, Reaper, UserCgroup, configure, files, processes, trust, usage};
@@ -35,6 +36,8 @@ pub struct AgentOptions {
     pub reaper: Reaper,
     /// Where processes of the user go; `None`: they stay where the agent is, and cannot be frozen.
     pub cgroup: Option<UserCgroup>,
+    /// A root that is entered when the machine is first told who it is.
+    pub pending: Option<PendingRoot>,
 }
 
 /// The agent. One for a machine; serves any number of connections, one after the other or at once.
@@ -42,6 +45,7 @@ pub struct AgentOptions {
 pub struct Agent {
     authority: Authority,
     cgroup: Option<UserCgroup>,
+    pending: Mutex<Option<PendingRoot>>,
     reaper: Reaper,
     jobs: Jobs,
     files: Arc<Semaphore>,
@@ -71,6 +75,7 @@ impl Agent {
             jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),
             reaper: options.reaper,
             cgroup: options.cgroup,
+            pending: Mutex::new(options.pending),
             files: Arc::new(Semaphore::new(FILE_OPERATIONS_MAX)),
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
             dials: Dials::default(),
@@ -137,6 +142,12 @@ impl pb::Guest for Agent {
         let request = request.to_owned_message();
         configure::check(&request)?;
         check_env(request.env.iter())?;
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(root) = pending {
+            let failed =
+                |e: crate::boot::BootError| ConnectError::data_loss(format!("the disk cannot be mounted: {e}"));
+            blocking(move || root.enter().map_err(failed)).await?;
+        }
         let mut answer = pb::ConfigureResponse::default();
         if self.authority == Authority::Machine {
             configure::apply(&request, &mut answer);

@@ -37,6 +37,10 @@ impl Images for HostImages {
             ImageError::NotBuilt(name) => DriverError::TemplateMissing(name),
             other => failed(&other),
         })?;
+        Ok(BootFiles { root: image.rootfs, root_digest: image.digest, ..self.base_files()? })
+    }
+
+    fn base_files(&self) -> Result<BootFiles, DriverError> {
         let kernel = self.store.current_kernel().ok_or_else(|| {
             DriverError::Unsupported(
                 "the guest kernel is missing on this host; `mainbrella template build` fetches it".into(),
@@ -56,8 +60,8 @@ impl Images for HostImages {
             kernel_digest: kernel.digest,
             initramfs: initramfs.path,
             initramfs_digest: initramfs.digest,
-            root: image.rootfs,
-            root_digest: image.digest,
+            root: std::path::PathBuf::new(),
+            root_digest: String::new(),
         })
     }
 

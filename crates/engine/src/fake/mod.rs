@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::{
     Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
-    PauseReceipt, SaveOrder, SaveReceipt, TemplateInfo,
+    PauseReceipt, SaveOrder, SaveReceipt, Saving, TemplateInfo,
 };
 use crate::error::DriverError;
 use crate::machine::Language;
@@ -450,7 +450,7 @@ impl Driver for FakeDriver {
         Ok(Forked { children, memory_bytes: 4096, device_bytes: 1, still_ms: 0 })
     }
 
-    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<SaveReceipt, DriverError> {
+    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<Saving, DriverError> {
         let machine = self.running(key)?;
         if strikes(&self.host.save_host_full) {
             return Err(DriverError::HostFull);
@@ -462,7 +462,8 @@ impl Driver for FakeDriver {
         let guest = machine.guest.as_ref().map(|guest| Arc::new(guest.forked()));
         self.saved().insert(order.snapshot, guest);
         let memory_bytes = if order.kind == SnapshotKind::Full { 4096 } else { 0 };
-        Ok(SaveReceipt { memory_bytes, disk_bytes: 8192, still_ms: 0 })
+        let receipt = SaveReceipt { memory_bytes, disk_bytes: 8192, still_ms: 0 };
+        Ok(Saving { durable: Box::pin(std::future::ready(Ok(receipt))) })
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotKey>, DriverError> {

@@ -276,7 +276,7 @@ impl Actor {
                         let _ = reply.send(self.fork(&instance, &children).await);
                     }
                     Some(Message::Save { order, reply }) => {
-                        let _ = reply.send(self.save(&instance, order).await);
+                        self.save(&instance, order, reply).await;
                     }
                     Some(Message::Stop { reply }) => {
                         if let Some(finish) = self.stop(reply).await {

@@ -1,27 +1,58 @@
-//! Saving a machine that goes on: the part of the actor's work in which it stands still.
+//! Saving a machine that goes on: the part of the actor's work in which it stands still. What it saved is brought to disk
+//! while the actor goes on, too.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use mainbrella_types::{ErrorCode, SnapshotKey, SnapshotKind};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::actor::Actor;
 use super::fork::copy_jobs;
 use super::pause::{DRIVER_DEADLINE, quiet, told};
-use crate::driver::{Instance, SaveOrder, SaveReceipt};
+use crate::driver::{Instance, SaveOrder, SaveReceipt, Saving};
 use crate::error::EngineError;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::handle::not_running;
 
+/// What a caller is told.
+const FAILED: &str = "the machine could not be saved";
+
 impl Actor {
     /// Has the driver save the machine, and keeps the logs of the jobs that are saved with it. It goes on, whatever comes of it.
+    /// Answers when all is on disk.
     pub(super) async fn save(
         &mut self,
         instance: &Arc<dyn Instance>,
         order: SaveOrder,
-    ) -> Result<SaveReceipt, EngineError> {
+        reply: oneshot::Sender<Result<SaveReceipt, EngineError>>,
+    ) {
+        match self.capture(instance, order).await {
+            Err(e) => drop(reply.send(Err(e))),
+            Ok(saving) => {
+                let generation = self.record.generation.clone();
+                tokio::spawn(async move {
+                    let kept = match timeout(DRIVER_DEADLINE, saving.durable).await {
+                        Ok(kept) => kept.map_err(|e| told(e.into(), FAILED)),
+                        Err(_) => Err(EngineError::new(ErrorCode::Internal, "the machine was not saved in time")),
+                    };
+                    match &kept {
+                        Ok(receipt) => {
+                            info!(machine = %generation, snapshot = %order.snapshot, kind = %order.kind, ?receipt, "saved");
+                        }
+                        Err(e) => {
+                            warn!(machine = %generation, snapshot = %order.snapshot, internal = e.internal().unwrap_or(""), "a save failed: {}", e.message());
+                        }
+                    }
+                    let _ = reply.send(kept);
+                });
+            }
+        }
+    }
+
+    async fn capture(&mut self, instance: &Arc<dyn Instance>, order: SaveOrder) -> Result<Saving, EngineError> {
         if admit(self.record.state, Request::Save) != Admission::Accept {
             return Err(not_running(self.record.state, self.record.ending.as_ref()));
         }
@@ -32,22 +63,18 @@ impl Actor {
         self.shared.gate.touch();
         let saved = async {
             quiet(&link, true).await?;
-            let what = "the machine could not be saved";
             if order.kind == SnapshotKind::Full {
                 let kept = self.keep_logs(&order.snapshot).await;
-                kept.map_err(|e| EngineError::new(ErrorCode::Internal, what).because(e.to_string()))?;
+                kept.map_err(|e| EngineError::new(ErrorCode::Internal, FAILED).because(e.to_string()))?;
             }
             let late = |_| EngineError::new(ErrorCode::Internal, "the machine was not saved in time");
             let saved = timeout(DRIVER_DEADLINE, self.world.driver.save(&self.record.key, &order));
-            saved.await.map_err(late)?.map_err(|e| told(e.into(), what))
+            saved.await.map_err(late)?.map_err(|e| told(e.into(), FAILED))
         };
         let saved = saved.await;
         if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
             warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was saved does not answer");
             link.wake(Arc::clone(instance));
-        }
-        if let Ok(receipt) = &saved {
-            info!(machine = %self.record.generation, snapshot = %order.snapshot, kind = %order.kind, ?receipt, "saved");
         }
         saved
     }

@@ -12,7 +12,7 @@ use mainbrella_types::{Accelerator, SizeClass};
 use serde::{Deserialize, Serialize};
 
 use super::boot::{self, BootFiles, ColdOrder, cold, make_disk};
-use super::command_line::kernel_arguments;
+use super::command_line::{GuestDisk, kernel_arguments};
 use super::folder::Places;
 use super::vmm::{Host, chain};
 use crate::error::DriverError;
@@ -150,7 +150,7 @@ async fn attempt(ground: &Ground<'_>, files: &BootFiles) -> Result<(), DriverErr
             size,
             files,
             disk: &disk,
-            kernel_arguments: kernel_arguments(None),
+            kernel_arguments: kernel_arguments(None, GuestDisk::AtBoot),
             patience: TRIAL_PATIENCE,
         })
         .await?;

@@ -60,6 +60,25 @@ pub enum Start {
     },
 }
 
+/// When a guest mounts its data disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GuestDisk {
+    /// As it boots: its memory knows the file system from then on, and no other disk may take its place.
+    AtBoot,
+    /// When it is told who it is: any disk of the same size will do until then.
+    Later,
+}
+
+/// How the guest agent is asked for [`GuestDisk::Later`].
+const DISK_LATER: &str = "mainbrella.disk=later";
+
+/// Which of them the kernel's command line asks for.
+#[must_use]
+pub fn guest_disk(kernel_arguments: &str) -> GuestDisk {
+    let later = kernel_arguments.split_ascii_whitespace().any(|word| word == DISK_LATER);
+    if later { GuestDisk::Later } else { GuestDisk::AtBoot }
+}
+
 /// All that shapes a VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPlan {
@@ -85,12 +104,18 @@ pub struct VmPlan {
 /// An emulated guest reads the host's counter, which is always right. Its kernel must not judge it by the timer ticks that
 /// arrive: on a busy host they are late, the counter would be found wrong, and time would be counted in ticks from then on,
 /// slow by as much as the host is busy, in every machine of the template.
+///
+/// `disk`: whether the guest mounts the data disk as it boots.
 #[must_use]
-pub fn kernel_arguments(tsc_khz: Option<u32>) -> String {
+pub fn kernel_arguments(tsc_khz: Option<u32>, disk: GuestDisk) -> String {
     let mut text =
         String::from("console=ttyS0 quiet loglevel=4 reboot=t panic=-1 random.trust_cpu=on nowatchdog psi=0");
     if let Some(khz) = tsc_khz {
         text.push_str(&format!(" no_timer_check tsc=reliable tsc_early_khz={khz}"));
+    }
+    if disk == GuestDisk::Later {
+        text.push(' ');
+        text.push_str(DISK_LATER);
     }
     text
 }
@@ -267,14 +292,16 @@ mod tests {
 
     #[test]
     fn a_cold_boot_is_exactly_this() {
-        let start = Start::Cold { kernel_arguments: kernel_arguments(Some(2_600_000)) };
+        let start = Start::Cold { kernel_arguments: kernel_arguments(Some(2_600_000), GuestDisk::AtBoot) };
         assert_eq!(text(&plan(start)), include_str!("testdata/cold.args").trim_end());
     }
 
     #[test]
     fn kvm_uses_the_hosts_processor_and_no_clock_hint() {
-        let p =
-            VmPlan { accelerator: Accelerator::Kvm, ..plan(Start::Cold { kernel_arguments: kernel_arguments(None) }) };
+        let p = VmPlan {
+            accelerator: Accelerator::Kvm,
+            ..plan(Start::Cold { kernel_arguments: kernel_arguments(None, GuestDisk::AtBoot) })
+        };
         let t = text(&p);
         assert!(t.contains("\n-accel kvm\n-cpu host\n") && !t.contains("tsc"), "{t}");
     }

@@ -107,7 +107,7 @@ fn gone_is_fine(outcome: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The disks of a data directory, and who names each.
+/// The disks of a data directory, and who names each: machines, and snapshots under a key made of theirs.
 #[derive(Debug)]
 pub(super) struct Disks {
     root: PathBuf,
@@ -115,16 +115,20 @@ pub(super) struct Disks {
 }
 
 impl Disks {
-    /// The disks in `root`, with what the `machines` name. Removes those that nobody names, unless a machine's list cannot be
-    /// read.
+    /// The disks in `root`, with what the `machines` and `snapshots` name. Removes those that nobody names, unless a list cannot
+    /// be read.
     ///
     /// # Errors
     /// When a folder cannot be read.
-    pub(super) fn open(root: &Path, machines: &Path) -> io::Result<Self> {
+    pub(super) fn open(root: &Path, machines: &Path, snapshots: &Path) -> io::Result<Self> {
         let disks = Self { root: root.to_owned(), users: Mutex::default() };
         let mut known = true;
-        for key in folder::keys(machines)? {
-            let place = machines.join(key.to_string());
+        let machines = folder::keys(machines)?.into_iter().map(|key| (key, machines.join(key.to_string())));
+        let snapshots: Vec<_> = folder::snapshots(snapshots)?
+            .into_iter()
+            .map(|key| (super::save::holder(&key), snapshots.join(key.to_string())))
+            .collect();
+        for (key, place) in machines.chain(snapshots) {
             match read(&place).and_then(|now| Ok((now, read_next(&place)?.unwrap_or_default()))) {
                 Ok((now, next)) => {
                     disks.hold(key, &now);
@@ -154,6 +158,11 @@ impl Disks {
     /// The file of a disk.
     pub(super) fn path(&self, id: &str) -> PathBuf {
         self.root.join(id).join(OVERLAY)
+    }
+
+    /// Bytes that a disk takes.
+    pub(super) fn bytes(&self, id: &str) -> u64 {
+        fs::metadata(self.path(id)).map_or(0, |m| std::os::unix::fs::MetadataExt::blocks(&m) * 512)
     }
 
     /// Opens the layers of a machine for its VMM.
@@ -255,7 +264,7 @@ mod tests {
     #[test]
     fn a_disk_is_kept_as_long_as_somebody_names_it() {
         let (_t, root, machines, [one, two]) = ground();
-        let disks = Disks::open(&root, &machines).expect("open");
+        let disks = Disks::open(&root, &machines, &root.join("no snapshots")).expect("open");
         let there = |n: u8| root.join(id(n)).exists();
         assert!(there(1) && there(2) && !there(3), "what nobody names is collected at the start");
         disks.release(&two);
@@ -274,7 +283,7 @@ mod tests {
         let (_t, root, machines, [one, _]) = ground();
         let place = machines.join(one.to_string());
         write_next(&place, &[id(1), id(3)]).expect("write");
-        Disks::open(&root, &machines).expect("open");
+        Disks::open(&root, &machines, &root.join("no snapshots")).expect("open");
         assert!(root.join(id(3)).exists());
         adopt_next(&place).and_then(|()| adopt_next(&place)).expect("once or more");
         assert_eq!((read(&place).expect("read"), read_next(&place).expect("read")), (vec![id(1), id(3)], None));
@@ -287,7 +296,7 @@ mod tests {
     fn nothing_is_collected_while_a_list_cannot_be_read() {
         let (_t, root, machines, [one, _]) = ground();
         fs::write(machines.join(one.to_string()).join(LAYERS), "{").expect("write");
-        let disks = Disks::open(&root, &machines).expect("open");
+        let disks = Disks::open(&root, &machines, &root.join("no snapshots")).expect("open");
         assert!((1..=3).all(|n| root.join(id(n)).exists()));
         assert_eq!(disks.open_all(&[id(1), id(2)]).expect("open").len(), 2);
         assert!(disks.open_all(&[id(9)]).is_err());
@@ -308,7 +317,7 @@ mod tests {
     #[test]
     fn an_overlay_that_goes_here_keeps_its_other_name() {
         let (t, root, machines, _) = ground();
-        let disks = Disks::open(&root, &machines).expect("open");
+        let disks = Disks::open(&root, &machines, &root.join("no snapshots")).expect("open");
         let own = t.path().join("own");
         fs::write(&own, "overlay").expect("write");
         disks.add(&id(7), &own).expect("add");

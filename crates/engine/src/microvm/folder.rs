@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{GenerationKey, SizeClass, SnapshotKey, TemplateName};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,8 @@ pub const AGENT_SOCKET: &str = "agent.sock";
 pub const QMP_SOCKET: &str = "qmp.sock";
 /// The overlay.
 pub const OVERLAY: &str = "disk.qcow2";
+/// The disk below its overlays, where that is not its template's own: of a machine that was started from a saved disk.
+pub const BASE: &str = "base.raw";
 /// Last words of the VMM.
 pub const VMM_LOG: &str = "vmm.log";
 /// Last lines of the guest's console.
@@ -116,6 +118,8 @@ pub struct Places {
     pub frozen: PathBuf,
     /// Former overlays that machines share.
     pub disks: PathBuf,
+    /// Snapshots, one folder each.
+    pub snapshots: PathBuf,
     /// Half-made things.
     pub tmp: PathBuf,
     /// Always empty; every jail mounts its own root over it.
@@ -135,17 +139,24 @@ impl Places {
             waiting: data.join("waiting"),
             frozen: data.join("frozen"),
             disks: data.join("disks"),
+            snapshots: data.join("snapshots"),
             tmp: data.join("tmp"),
             scratch: data.join("jail"),
             accelerator: data.join("accelerator.json"),
         };
-        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.tmp, &p.scratch] {
+        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.snapshots, &p.tmp, &p.scratch] {
             fs::create_dir_all(dir)?;
         }
-        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.tmp] {
+        for dir in [&p.machines, &p.waiting, &p.frozen, &p.disks, &p.snapshots, &p.tmp] {
             fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
         }
         Ok(p)
+    }
+
+    /// The folder of a snapshot.
+    #[must_use]
+    pub fn snapshot(&self, key: &SnapshotKey) -> PathBuf {
+        self.snapshots.join(key.to_string())
     }
 
     /// The folder of a machine.
@@ -195,6 +206,37 @@ pub fn keys(parent: &Path) -> io::Result<Vec<GenerationKey>> {
         if let Some(key) = entry?.file_name().to_str().and_then(|n| n.parse().ok()) {
             found.push(key);
         }
+    }
+    Ok(found)
+}
+
+/// The base disk of the machine or snapshot in `place`, where it is not its template's own.
+#[must_use]
+pub fn base(place: &Path) -> Option<PathBuf> {
+    let path = place.join(BASE);
+    path.exists().then_some(path)
+}
+
+/// Gives the base disk `from`, if there is one, a second name in the folder `into`.
+///
+/// # Errors
+/// When it cannot.
+pub fn link_base(from: Option<&Path>, into: &Path) -> io::Result<()> {
+    from.map_or(Ok(()), |from| fs::hard_link(from, into.join(BASE)))
+}
+
+/// Keys of the folders in `parent` whose names are those of snapshots. None: it is not there.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn snapshots(parent: &Path) -> io::Result<Vec<SnapshotKey>> {
+    let entries = match fs::read_dir(parent) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        found.extend(entry?.file_name().to_str().and_then(|n| n.parse::<SnapshotKey>().ok()));
     }
     Ok(found)
 }

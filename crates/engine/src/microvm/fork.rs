@@ -2,9 +2,10 @@
 //!
 //! While the source stands still, its devices' state and its own pages are copied, and a fresh overlay is put on top of its
 //! disk; what was its overlay goes to [`super::disks`], where source and children read it. Then the source goes on, and
-//! each child is made like any other machine, but from that. Nothing of the copy of memory outlives the call.
+//! each child is made like any other machine, but from that. Nothing of the copy of memory outlives the call. A save
+//! ([`super::save`]) is the same without children, and is kept.
 //!
-//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many cannot be forked again.
+//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many can be neither forked nor saved again.
 //!
 //! The fresh overlay is `disk.next.qcow2` beside `layers.next.json` until QEMU writes to it; then both get their names. QEMU
 //! alone knows on which side of that moment a service died: the disk's uppermost node is named after the layer below it.
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::StreamExt;
-use mainbrella_types::{GenerationKey, SizeSpec};
+use mainbrella_types::{GenerationKey, SizeSpec, SnapshotKind};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -33,7 +34,7 @@ use super::pool::{Disk, awaken, prepare};
 use super::qmp::Qmp;
 use super::vmm::{chain, make_overlay};
 use super::{Inner, disks};
-use crate::driver::ForkOrder;
+use crate::driver::{EgressOrder, ForkOrder};
 use crate::error::DriverError;
 
 /// Most children at once.
@@ -43,14 +44,32 @@ const AT_ONCE: usize = 8;
 /// The overlay that is being put on top.
 const NEXT: &str = "disk.next.qcow2";
 
-/// What a source leaves its children.
-struct Legacy {
-    folder: PathBuf,
-    delta: Arc<Delta>,
-    guest_bytes: u64,
-    device_bytes: u64,
-    still_ms: u64,
-    layers: Vec<String>,
+/// Name of the copy of the devices' state.
+pub(super) const DEVICE: &str = "device";
+/// Name of the copy of memory.
+pub(super) const MEMORY: &str = "memory";
+
+/// What machines start from that are not fresh.
+pub(super) struct Legacy {
+    /// The devices' state, a file.
+    pub(super) device: PathBuf,
+    /// The pages of memory that are not the template's. `None`: there are none.
+    pub(super) memory: Option<Arc<Delta>>,
+    /// Former overlays of the disk.
+    pub(super) layers: Vec<String>,
+    /// What is below them, if not the template's own.
+    pub(super) base: Option<PathBuf>,
+}
+
+/// What was copied of a machine.
+pub(super) struct Copied {
+    /// Its disk as it was, the machine's last overlay uppermost.
+    pub(super) layers: Vec<String>,
+    /// What is below, if not the template's own.
+    pub(super) base: Option<PathBuf>,
+    /// Its memory, beside the file [`DEVICE`].
+    pub(super) memory: Option<Delta>,
+    pub(super) still_ms: u64,
 }
 
 /// What became of a fork.
@@ -100,82 +119,83 @@ impl Inner {
             return Err(stage("its record names no template or size".to_owned()));
         };
         let frozen = self.frozen_kept((&record.frozen, &record.making), &template, size).await?;
-        let legacy = {
+        let folder = self.places.tmp.join(format!("fork-{}", uuid::Uuid::now_v7().simple()));
+        let copied = {
             let _still = machine.hold_still();
-            self.bequeath(&machine, &qmp, size.spec()).await?
+            self.copy(&machine, &qmp, size.spec(), (&folder, SnapshotKind::Full)).await?
         };
-        let legacy = Arc::new(legacy);
+        let device = folder.join(DEVICE);
+        let device_bytes = fs::metadata(&device).map_err(|e| DriverError::io("measuring a copy", e))?.len();
+        let memory_bytes = copied.memory.as_ref().map_or(0, Delta::bytes);
+        let memory = copied.memory.map(Arc::new);
+        let legacy = Arc::new(Legacy { device, memory, layers: copied.layers, base: copied.base });
         let mut making = Vec::new();
         for order in orders {
             let (inner, order, legacy, frozen) = (self.clone(), order.clone(), legacy.clone(), frozen.clone());
-            making.push(super::detached(async move { inner.child(&order, &legacy, &frozen).await }));
+            making.push(super::detached(async move { inner.child(order.key, &order.egress, &legacy, &frozen).await }));
         }
         let children = futures::stream::iter(making).buffered(AT_ONCE).collect().await;
-        let folder = legacy.folder.clone();
         if let Err(e) = blocking(move || folder::remove(&folder).map_err(|e| DriverError::io("removing", e))).await {
             tracing::warn!(error = %chain(&e), "the copy of a machine is left and will be removed at the next start");
         }
-        let (memory_bytes, device_bytes, still_ms) = (legacy.delta.bytes(), legacy.device_bytes, legacy.still_ms);
-        Ok(Made { children, memory_bytes, device_bytes, still_ms })
+        Ok(Made { children, memory_bytes, device_bytes, still_ms: copied.still_ms })
     }
 
-    /// Copies what is the source's, and puts a fresh overlay on its disk. It goes on in any case.
-    async fn bequeath(
+    /// Puts a fresh overlay on a machine's disk, and copies its memory into the new folder `copy` if that is wanted. The
+    /// machine goes on in any case; on failure the folder is gone.
+    pub(super) async fn copy(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         qmp: &Qmp,
         size: SizeSpec,
-    ) -> Result<Legacy, DriverError> {
-        let io = |e| DriverError::io("preparing a fork", e);
+        (copy, kind): (&Path, SnapshotKind),
+    ) -> Result<Copied, DriverError> {
+        let io = |e| DriverError::io("preparing a copy", e);
         let id = uuid::Uuid::now_v7().simple().to_string();
         let (inner, place, uid) = (self.clone(), machine.folder.clone(), machine.vmm.record.uid);
         let (disk, of) = (id.clone(), machine.key);
-        let copy = self.places.tmp.join(format!("fork-{id}"));
-        let to = copy.clone();
+        let to = copy.to_owned();
         let files = blocking(move || {
             let mut layers = disks::read(&place).map_err(io)?;
             if layers.len() >= LAYERS_MAX {
                 return Err(DriverError::Unsupported(format!(
-                    "the machine's disk has been through {LAYERS_MAX} forks, which is as many as can be"
+                    "the machine's disk has been through {LAYERS_MAX} forks and saves, which is as many as can be"
                 )));
             }
             layers.push(disk.clone());
             fs::create_dir(&to).map_err(io)?;
-            let device = File::options().write(true).create_new(true).open(to.join("device")).map_err(io)?;
-            let memory = File::options().read(true).write(true).create_new(true).open(to.join("memory")).map_err(io)?;
+            let new = |name| File::options().read(true).write(true).create_new(true).open(to.join(name)).map_err(io);
+            // Write-only, as QEMU opens it.
+            let device = || File::options().write(true).create_new(true).open(to.join(DEVICE)).map_err(io);
+            let files = if kind == SnapshotKind::Full { Some((device()?, new(MEMORY)?)) } else { None };
             inner.disks.add(&disk, &place.join(OVERLAY)).map_err(io)?;
             inner.disks.hold(of, std::slice::from_ref(&disk));
             disks::write_next(&place, &layers).map_err(io)?;
             let overlay = make_overlay(&place, NEXT, size, uid).map_err(io)?;
-            Ok((layers, overlay, device, memory))
+            Ok((layers, overlay, files))
         });
-        let (layers, overlay, device, memory) = match files.await {
+        let (layers, overlay, files) = match files.await {
             Ok(files) => files,
             Err(e) => {
                 self.settle(machine, qmp).await;
-                self.forget_copy(&copy, &id, &machine.folder);
+                self.forget_copy(copy, &id, &machine.folder);
                 return Err(e);
             }
         };
         let upper = node(&id);
         let outcome = match self.add_overlay(qmp, &overlay, &upper).await {
-            Ok(()) => self.still(machine, qmp, &upper, device, memory).await,
+            Ok(()) => self.still(machine, qmp, &upper, files).await,
             Err(e) => Err(e),
         };
         self.settle(machine, qmp).await;
         match outcome {
-            Ok((delta, still_ms)) => {
-                let device_bytes = fs::metadata(copy.join("device")).map_err(io)?.len();
-                let guest_bytes = guest_bytes(machine)?;
-                let delta = Arc::new(delta);
-                Ok(Legacy { folder: copy, delta, guest_bytes, device_bytes, still_ms, layers })
-            }
+            Ok((memory, still_ms)) => Ok(Copied { layers, base: folder::base(&machine.folder), memory, still_ms }),
             Err(e) => {
                 for name in [upper.clone(), format!("{upper}f")] {
                     // Refused where it was not made, or is in use.
                     let _ = qmp.call("blockdev-del", json!({"node-name": name}), QUICK).await;
                 }
-                self.forget_copy(&copy, &id, &machine.folder);
+                self.forget_copy(copy, &id, &machine.folder);
                 Err(e)
             }
         }
@@ -217,28 +237,32 @@ impl Inner {
         Ok(())
     }
 
-    /// What is done while the source stands still.
+    /// What is done while the source stands still. `files`: for the devices' state and for memory, where they are copied.
     async fn still(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         qmp: &Qmp,
         upper: &str,
-        device: File,
-        memory: File,
-    ) -> Result<(Delta, u64), DriverError> {
+        files: Option<(File, File)>,
+    ) -> Result<(Option<Delta>, u64), DriverError> {
         let bytes = guest_bytes(machine)?;
         let below = top(qmp).await?;
         capture::unlinked(machine, qmp).await?;
         let since = Instant::now();
         let work = async {
             capture::stop(qmp).await?;
-            capture::device(qmp, &device, false).await?;
-            let of = machine.clone();
-            let delta = blocking(move || {
-                let from = capture::memory(&of.vmm.process, bytes)?;
-                capture::own_memory(&from, bytes, memory)
-            })
-            .await?;
+            let delta = match files {
+                None => None,
+                Some((device, memory)) => {
+                    capture::device(qmp, &device, false).await?;
+                    let of = machine.clone();
+                    let copied = blocking(move || {
+                        let from = capture::memory(&of.vmm.process, bytes)?;
+                        capture::own_memory(&from, bytes, memory)
+                    });
+                    Some(copied.await?)
+                }
+            };
             let on_top = json!({"node": below, "overlay": upper});
             qmp.call("blockdev-snapshot", on_top, QUICK).await.map_err(|e| stage(chain(&e)))?;
             Ok(delta)
@@ -251,25 +275,37 @@ impl Inner {
     /// Makes one child. On failure nothing of it is left.
     async fn child(
         self: &Arc<Self>,
-        order: &ForkOrder,
+        key: GenerationKey,
+        egress: &EgressOrder,
         legacy: &Legacy,
         frozen: &Arc<Frozen>,
     ) -> Result<Arc<Machine>, DriverError> {
-        let lock = self.lock(&order.key);
+        let lock = self.lock(&key);
         let _held = lock.lock().await;
-        let place = self.places.machine(&order.key);
+        self.descend(key, egress, legacy, frozen).await
+    }
+
+    /// Makes the machine `key`, whose lock is held, from what another one left. On failure nothing of it is left.
+    pub(super) async fn descend(
+        &self,
+        key: GenerationKey,
+        egress: &EgressOrder,
+        legacy: &Legacy,
+        frozen: &Arc<Frozen>,
+    ) -> Result<Arc<Machine>, DriverError> {
+        let place = self.places.machine(&key);
         if place.exists() {
             return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
         }
-        self.disks.hold(order.key, &legacy.layers);
+        self.disks.hold(key, &legacy.layers);
         let group = uuid::Uuid::now_v7().simple().to_string();
         let folder = self.places.waiting.join(&group);
-        match self.raise(order, legacy, frozen, (folder.clone(), group.clone()), place).await {
+        match self.raise((key, egress), legacy, frozen, (folder.clone(), group.clone()), place).await {
             Ok(machine) => Ok(machine),
             Err(e) => {
                 boot::remove(&self.host, &folder, &group).await;
-                if let Err(left) = self.remove(&order.key).await {
-                    tracing::error!(machine = %order.key, error = %chain(&left), "a failed fork could not be cleaned up; `destroy` will try again");
+                if let Err(left) = self.remove(&key).await {
+                    tracing::error!(machine = %key, error = %chain(&left), "a machine that could not be made was not cleaned up; `destroy` will try again");
                 }
                 Err(e)
             }
@@ -278,7 +314,7 @@ impl Inner {
 
     async fn raise(
         &self,
-        order: &ForkOrder,
+        (key, egress): (GenerationKey, &EgressOrder),
         legacy: &Legacy,
         frozen: &Arc<Frozen>,
         own: (PathBuf, String),
@@ -286,19 +322,30 @@ impl Inner {
     ) -> Result<Arc<Machine>, DriverError> {
         let io = |e| DriverError::io("making a child", e);
         let layers = self.disks.open_all(&legacy.layers).map_err(io)?;
-        let disk = Disk { overlay: None, layers };
+        let base = legacy.base.as_deref().map(File::open).transpose().map_err(io)?;
+        let disk = Disk { overlay: None, layers, base };
         let mut prepared = prepare(&self.host, self.current().accelerator, frozen, own, disk).await?;
         disks::write(&prepared.folder, &legacy.layers).map_err(io)?;
-        fill(&prepared, legacy.delta.clone(), legacy.guest_bytes).await?;
-        let device = File::open(legacy.folder.join("device")).map_err(io)?;
-        let network = self.seat_and_load(&mut prepared, Some(&device), &order.egress).await?;
+        folder::link_base(legacy.base.as_deref(), &prepared.folder).map_err(io)?;
+        if let Some(memory) = &legacy.memory {
+            fill(&prepared, memory.clone(), u64::from(frozen.class.spec().memory_mib) << 20).await?;
+        }
+        let device = File::open(&legacy.device).map_err(io)?;
+        let network = self.seat_and_load(&mut prepared, Some(&device), egress).await?;
         let prepared = hand_over(prepared, place)?;
         awaken(&prepared).await?;
-        Ok(self.take_up(order.key, prepared, network).await)
+        Ok(self.take_up(key, prepared, network).await)
     }
 }
 
 impl Inner {
+    /// Opens what is below the overlay of the machine in `place`, whose layers are `layers`. Blocks.
+    pub(super) fn open_below(&self, place: &Path, layers: &[String]) -> Result<Disk, DriverError> {
+        let damaged = |e: io::Error| DriverError::Damaged(format!("a layer of its disk: {e}"));
+        let base = folder::base(place).map(File::open).transpose().map_err(damaged)?;
+        Ok(Disk { overlay: None, layers: self.disks.open_all(layers).map_err(damaged)?, base })
+    }
+
     /// Finishes what a fork that was cut off began with the disk of a machine, or takes it back, as QEMU has it.
     pub(super) async fn settle_disk(&self, key: &GenerationKey, qmp: &Qmp, place: &Path) -> Result<(), DriverError> {
         let io = |e| DriverError::io("putting the disk's files in order", e);

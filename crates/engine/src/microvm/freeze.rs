@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::boot::{self, BootFiles, ColdOrder, QUICK, blocking, cold, make_disk};
-use super::command_line::{Start, VmPlan, command_line, kernel_arguments};
+use super::command_line::{GuestDisk, Start, VmPlan, command_line, guest_disk, kernel_arguments};
 use super::folder::Places;
 use super::sealed_memory::{SealedMemory, save_sparse};
 use super::tsc;
@@ -68,7 +68,7 @@ impl KeyInputs {
         (sandbox, network): (bool, bool),
         processor: &str,
         template: &TemplateName,
-        size: SizeSpec,
+        (size, disk): (SizeSpec, GuestDisk),
         files: &BootFiles,
     ) -> Self {
         let plan = |start| VmPlan {
@@ -81,7 +81,8 @@ impl KeyInputs {
             network,
         };
         // The counter's rate is measured and never twice the same; the manifest holds it, with a tolerance.
-        let cold = Start::Cold { kernel_arguments: kernel_arguments((accelerator == Accelerator::Tcg).then_some(0)) };
+        let cold =
+            Start::Cold { kernel_arguments: kernel_arguments((accelerator == Accelerator::Tcg).then_some(0), disk) };
         Self {
             form: FORM,
             qemu: qemu.to_owned(),
@@ -93,6 +94,13 @@ impl KeyInputs {
             initramfs: files.initramfs_digest.clone(),
             root: files.root_digest.clone(),
         }
+    }
+
+    /// When its guest mounts the data disk.
+    #[must_use]
+    pub fn disk(&self) -> GuestDisk {
+        let mut words = self.arguments.iter().flatten();
+        if words.any(|word| guest_disk(word) == GuestDisk::Later) { GuestDisk::Later } else { GuestDisk::AtBoot }
     }
 
     /// The key: 32 hexadecimal digits.
@@ -130,14 +138,22 @@ pub struct Frozen {
     /// Which making of this key it is: one that was damaged is made again, with other memory. What a machine keeps when it
     /// is paused fits no other.
     pub making: String,
+    /// Digest of the root image.
+    pub root_digest: String,
     root: PathBuf,
     dir: PathBuf,
     memory: tokio::sync::Mutex<Option<(Arc<SealedMemory>, Instant)>>,
 }
 
 impl Frozen {
-    fn new(key: String, template: TemplateName, class: SizeClass, making: String, root: PathBuf, dir: PathBuf) -> Self {
-        Self { key, template, class, making, root, dir, memory: tokio::sync::Mutex::new(None) }
+    fn new(
+        key: String,
+        (template, class): (TemplateName, SizeClass),
+        making: String,
+        (root, root_digest): (PathBuf, String),
+        dir: PathBuf,
+    ) -> Self {
+        Self { key, template, class, making, root_digest, root, dir, memory: tokio::sync::Mutex::new(None) }
     }
 
     /// Its sealed memory, loaded if it is not.
@@ -173,14 +189,32 @@ impl Frozen {
         &self.dir
     }
 
+    /// The root image.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The disk below those of its machines.
+    #[must_use]
+    pub fn base(&self) -> PathBuf {
+        self.dir.join("disk.raw")
+    }
+
     /// Opens root image and base disk, read-only.
     ///
     /// # Errors
     /// When one is missing.
     pub fn open_disks(&self) -> Result<(File, File), DriverError> {
         let root = File::open(&self.root).map_err(|e| DriverError::io("opening the root image", e))?;
-        let data = File::open(self.dir.join("disk.raw")).map_err(|e| DriverError::io("opening the base disk", e))?;
+        let data = File::open(self.base()).map_err(|e| DriverError::io("opening the base disk", e))?;
         Ok((root, data))
+    }
+
+    /// The device state.
+    #[must_use]
+    pub fn device(&self) -> PathBuf {
+        self.dir.join("device")
     }
 
     /// Opens the device state.
@@ -188,7 +222,7 @@ impl Frozen {
     /// # Errors
     /// When it is missing.
     pub fn open_device(&self) -> Result<File, DriverError> {
-        File::open(self.dir.join("device")).map_err(|e| DriverError::io("opening the device state", e))
+        File::open(self.device()).map_err(|e| DriverError::io("opening the device state", e))
     }
 }
 
@@ -212,8 +246,8 @@ pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
     match whole {
         Ok(making) => {
             keep_root(&order.files.root, &dir);
-            let root = order.files.root.clone();
-            Some(Frozen::new(key, order.template.clone(), order.class, making, root, dir))
+            let root = (order.files.root.clone(), order.files.root_digest.clone());
+            Some(Frozen::new(key, (order.template.clone(), order.class), making, root, dir))
         }
         Err(why) => {
             if dir.exists() {
@@ -242,7 +276,7 @@ pub(super) struct KeptOrder<'a> {
     pub(super) template: &'a TemplateName,
     pub(super) class: SizeClass,
     /// Makes the inputs that this host would have for these files.
-    pub(super) inputs: &'a (dyn Fn(&BootFiles) -> KeyInputs + Sync),
+    pub(super) inputs: &'a (dyn Fn(&BootFiles, GuestDisk) -> KeyInputs + Sync),
     /// The root image of the template as it is now, and its digest.
     pub(super) root: Option<(PathBuf, String)>,
 }
@@ -254,14 +288,17 @@ pub(super) fn find_kept(order: &KeptOrder<'_>) -> Result<Frozen, DriverError> {
     let text = fs::read(dir.join("manifest.json")).map_err(|_| damaged("it is not on this host any more"))?;
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|_| damaged("its manifest is damaged"))?;
     let then = manifest.inputs;
-    let now = (order.inputs)(&BootFiles {
-        kernel: PathBuf::new(),
-        kernel_digest: then.kernel.clone(),
-        initramfs: PathBuf::new(),
-        initramfs_digest: then.initramfs.clone(),
-        root: PathBuf::new(),
-        root_digest: then.root.clone(),
-    });
+    let now = (order.inputs)(
+        &BootFiles {
+            kernel: PathBuf::new(),
+            kernel_digest: then.kernel.clone(),
+            initramfs: PathBuf::new(),
+            initramfs_digest: then.initramfs.clone(),
+            root: PathBuf::new(),
+            root_digest: then.root.clone(),
+        },
+        then.disk(),
+    );
     if now != then || now.key() != order.key {
         return Err(damaged("this host's QEMU or processor is another one now"));
     }
@@ -272,7 +309,8 @@ pub(super) fn find_kept(order: &KeptOrder<'_>) -> Result<Frozen, DriverError> {
         Some((now, digest)) if *digest == then.root => now.clone(),
         _ => return Err(damaged("its root image is not on this host any more")),
     };
-    Ok(Frozen::new(order.key.to_owned(), order.template.clone(), order.class, making, root, dir))
+    let names = (order.template.clone(), order.class);
+    Ok(Frozen::new(order.key.to_owned(), names, making, (root, then.root), dir))
 }
 
 /// Looks whether all of it is there. Says which making it is.
@@ -350,7 +388,7 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
             size: spec,
             files: order.files,
             disk: &disk,
-            kernel_arguments: kernel_arguments(tsc_khz),
+            kernel_arguments: kernel_arguments(tsc_khz, order.inputs.disk()),
             patience: BOOT_PATIENCE,
         })
         .await;
@@ -363,7 +401,7 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
         }
     };
     let boot_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let outcome = quiet(&booted, half).await;
+    let outcome = quiet(&booted, half, order.inputs.disk()).await;
     let memory = booted.memory.clone();
     boot::end(order.host, booted).await;
     let device_file = outcome?;
@@ -392,10 +430,13 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
 }
 
 /// Brings a booted machine to rest and saves its device state. Memory and disk do not change afterwards.
-async fn quiet(booted: &boot::Booted, half: &Path) -> Result<PathBuf, DriverError> {
+async fn quiet(booted: &boot::Booted, half: &Path, disk: GuestDisk) -> Result<PathBuf, DriverError> {
     let stage = |e: super::qmp::QmpError| DriverError::Stage { stage: "saving the device state", detail: chain(&e) };
-    for argv in [&["/bin/sh", "-lc", "true"][..], &["python3", "-c", "pass"], &["node", "-e", "0"]] {
-        boot::warm(&booted.client, argv).await;
+    // Without its disk it has no root to run anything in.
+    if disk == GuestDisk::AtBoot {
+        for argv in [&["/bin/sh", "-lc", "true"][..], &["python3", "-c", "pass"], &["node", "-e", "0"]] {
+            boot::warm(&booted.client, argv).await;
+        }
     }
     boot::rest(&booted.client, &booted.qmp, true).await?;
     let path = half.join("device");
@@ -421,7 +462,15 @@ mod tests {
             root_digest: "r".into(),
         };
         let template = "python".parse().expect("valid");
-        KeyInputs::new("QEMU 7.2", Accelerator::Tcg, (true, true), "cpu", &template, SizeClass::Micro.spec(), &files)
+        KeyInputs::new(
+            "QEMU 7.2",
+            Accelerator::Tcg,
+            (true, true),
+            "cpu",
+            &template,
+            (SizeClass::Micro.spec(), GuestDisk::AtBoot),
+            &files,
+        )
     }
 
     #[test]

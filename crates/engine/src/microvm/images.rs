@@ -21,6 +21,12 @@ pub trait Images: Send + Sync + 'static {
     /// `TemplateMissing` when it is not built.
     fn boot_files(&self, template: &TemplateName) -> Result<BootFiles, DriverError>;
 
+    /// Kernel and initramfs, with no root: for a root image that was kept.
+    ///
+    /// # Errors
+    /// When they are not on this host.
+    fn base_files(&self) -> Result<BootFiles, DriverError>;
+
     /// Languages of code contexts whose kernels `template` brings.
     fn languages(&self, template: &TemplateName) -> Vec<Language> {
         let _ = template;
@@ -104,6 +110,10 @@ impl Images for StoredImages {
             self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(template.clone(), (now, files.clone()));
         }
         Ok(files)
+    }
+
+    fn base_files(&self) -> Result<BootFiles, DriverError> {
+        self.base().cloned()
     }
 
     fn languages(&self, template: &TemplateName) -> Vec<Language> {

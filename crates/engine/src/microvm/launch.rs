@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
+use super::command_line::GuestDisk;
 use super::freeze::{FreezeOrder, Frozen, KeptOrder, KeyInputs, find, find_kept, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
 use super::pause::forget_vmm;
@@ -37,8 +38,19 @@ impl Inner {
     /// The frozen template, made if it is not there; once, however many ask.
     pub(super) async fn frozen(&self, template: &TemplateName, class: SizeClass) -> Result<Arc<Frozen>, DriverError> {
         let files = self.boot_files(template).await?;
-        let verdict = self.verdict(&files).await?;
-        let inputs = self.key_inputs(verdict.accelerator, template, class, &files);
+        self.frozen_of(&files, template, class, GuestDisk::AtBoot).await
+    }
+
+    /// The same of given files.
+    pub(super) async fn frozen_of(
+        &self,
+        files: &boot::BootFiles,
+        template: &TemplateName,
+        class: SizeClass,
+        disk: GuestDisk,
+    ) -> Result<Arc<Frozen>, DriverError> {
+        let verdict = self.verdict(files).await?;
+        let inputs = self.key_inputs(verdict.accelerator, template, (class, disk), files);
         let slot = self.frozen_slot(inputs.key());
         // Held while it is made: everyone else who wants it waits here.
         let mut slot = slot.lock().await;
@@ -51,7 +63,7 @@ impl Inner {
             accelerator: verdict.accelerator,
             template,
             class,
-            files: &files,
+            files,
             inputs,
         };
         let ready = match find(&order).await {
@@ -75,11 +87,11 @@ impl Inner {
         &self,
         accelerator: Accelerator,
         template: &TemplateName,
-        class: SizeClass,
+        (class, disk): (SizeClass, GuestDisk),
         files: &boot::BootFiles,
     ) -> KeyInputs {
         let walls = (self.host.jail.sandbox(), self.host.network.has_cards());
-        KeyInputs::new(&self.qemu_version, accelerator, walls, &self.processor, template, class.spec(), files)
+        KeyInputs::new(&self.qemu_version, accelerator, walls, &self.processor, template, (class.spec(), disk), files)
     }
 
     fn frozen_slot(&self, key: String) -> super::FrozenSlot {
@@ -107,7 +119,7 @@ impl Inner {
                         key: &key,
                         template: &template,
                         class,
-                        inputs: &|files| inner.key_inputs(accelerator, &template, class, files),
+                        inputs: &|files, disk| inner.key_inputs(accelerator, &template, (class, disk), files),
                         root: now.map(|files| (files.root, files.root_digest)),
                     })
                 });
@@ -150,6 +162,9 @@ impl Inner {
         let place = self.places.machine(&order.key);
         if place.exists() {
             return Err(DriverError::Stage { stage: "preparing", detail: "a machine of this key exists".to_owned() });
+        }
+        if let Some(snapshot) = &order.snapshot {
+            return self.launch_saved(order, snapshot).await;
         }
         let frozen = self.frozen(&order.template, order.size).await?;
         match self.bring_up(order, &frozen, place).await {

@@ -24,6 +24,8 @@ pub mod pool;
 pub mod process;
 pub mod qcow2;
 pub mod qmp;
+mod save;
+mod saved;
 pub mod sealed_memory;
 pub mod seats;
 pub mod tsc;
@@ -36,7 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mainbrella_types::{Accelerator, DriverReport, GenerationKey, Isolation, SizeClass, TemplateName};
+use mainbrella_types::{Accelerator, DriverReport, GenerationKey, Isolation, SizeClass, SnapshotKey, TemplateName};
 use sha2::{Digest, Sha256};
 
 pub use accelerator::{AcceleratorChoice, Verdict};
@@ -45,11 +47,13 @@ pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
 use crate::driver::{
-    Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, TemplateInfo,
+    Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, SaveOrder, Saving,
+    TemplateInfo,
 };
 use crate::error::DriverError;
 use crate::jail;
 use boot::blocking;
+use command_line::GuestDisk;
 use disks::Disks;
 use folder::Places;
 use freeze::Frozen;
@@ -123,6 +127,8 @@ pub(crate) struct Inner {
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
     pool: Arc<Pool>,
     disks: Disks,
+    /// Digests of what snapshots are made of.
+    known: saved::Known,
     /// Why the data directory's file system cannot keep paused machines. `None`: it can.
     keeps_nothing: Option<String>,
     cool_after: Duration,
@@ -266,9 +272,12 @@ impl MicroVm {
             tracing::warn!(why, "machines cannot be paused or forked in this data directory");
         }
         let disks = {
-            let (root, machines) = (places.disks.clone(), places.machines.clone());
-            blocking(move || Disks::open(&root, &machines).map_err(|e| DriverError::io("looking for unused disks", e)))
-                .await?
+            let places = places.clone();
+            blocking(move || {
+                let opened = Disks::open(&places.disks, &places.machines, &places.snapshots);
+                opened.map_err(|e| DriverError::io("looking for unused disks", e))
+            })
+            .await?
         };
         let first = {
             let images = images.clone();
@@ -283,6 +292,7 @@ impl MicroVm {
         let inner = Arc::new(Inner {
             pool: Arc::new(Pool::new(config.waiting, places.waiting.clone())),
             disks,
+            known: saved::Known::default(),
             keeps_nothing,
             host,
             places,
@@ -386,9 +396,13 @@ async fn clean_up(host: &Arc<Host>, places: &Places) -> Result<HashMap<Generatio
     let (host, places) = (host.clone(), places.clone());
     blocking(move || {
         for entry in std::fs::read_dir(&places.tmp).map_err(io("listing half-made things"))?.flatten() {
-            if entry.file_name().to_str().is_some_and(|n| n.starts_with("freeze-") || n.starts_with("fork-")) {
+            if entry
+                .file_name()
+                .to_str()
+                .is_some_and(|n| ["freeze-", "fork-", "save-", "forget-"].iter().any(|p| n.starts_with(p)))
+            {
                 let path = entry.path();
-                // Left from a freeze, trial or fork that was cut off; if it stays, the next freeze clears its own.
+                // Left from a freeze, trial, fork, save or removal that was cut off; if it stays, the next freeze clears its own.
                 let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
             }
         }
@@ -495,7 +509,7 @@ impl Driver for MicroVm {
                     let files = inner.images.boot_files(&name).ok();
                     let frozen = SizeClass::ALL.into_iter().filter(|class| {
                         files.as_ref().is_some_and(|files| {
-                            let inputs = inner.key_inputs(accelerator, &name, *class, files);
+                            let inputs = inner.key_inputs(accelerator, &name, (*class, GuestDisk::AtBoot), files);
                             inner.places.frozen.join(inputs.key()).join("manifest.json").is_file()
                         })
                     });
@@ -546,6 +560,21 @@ impl Driver for MicroVm {
         let children = made.children.into_iter().map(|child| child.map(instance)).collect();
         let (memory_bytes, device_bytes, still_ms) = (made.memory_bytes, made.device_bytes, made.still_ms);
         Ok(Forked { children, memory_bytes, device_bytes, still_ms })
+    }
+
+    async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<Saving, DriverError> {
+        let (inner, key, order) = (self.inner.clone(), *key, *order);
+        detached(async move { inner.save(&key, &order).await }).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotKey>, DriverError> {
+        let snapshots = self.inner.places.snapshots.clone();
+        blocking(move || folder::snapshots(&snapshots).map_err(|e| DriverError::io("listing snapshots", e))).await
+    }
+
+    async fn forget(&self, snapshot: &SnapshotKey) -> Result<(), DriverError> {
+        let (inner, snapshot) = (self.inner.clone(), *snapshot);
+        detached(async move { inner.forget(&snapshot).await }).await
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {

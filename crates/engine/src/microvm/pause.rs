@@ -144,13 +144,11 @@ impl Inner {
         }
         self.end_vmm(key).await?;
         self.reserved().remove(key);
-        let (manifest, layers) = {
+        let (manifest, (below, layers)) = {
             let (place, inner) = (place.clone(), self.clone());
             blocking(move || {
                 let layers = disks::read(&place).map_err(|e| DriverError::Damaged(e.to_string()))?;
-                let open = inner.disks.open_all(&layers);
-                let open = open.map_err(|e| DriverError::Damaged(format!("a layer of its disk: {e}")))?;
-                Ok((paused::read_manifest(&place)?, (layers, open)))
+                Ok((paused::read_manifest(&place)?, (inner.open_below(&place, &layers)?, layers)))
             })
             .await?
         };
@@ -159,7 +157,7 @@ impl Inner {
         // Two names: after the exchange a clean-up of the folder must not reach for the group.
         let [name, group] = [(); 2].map(|()| uuid::Uuid::now_v7().simple().to_string());
         let folder = self.places.waiting.join(name);
-        let disk = Disk { overlay: Some(place.join(OVERLAY)), layers: layers.1 };
+        let disk = Disk { overlay: Some(place.join(OVERLAY)), ..below };
         let checked = {
             let (place, manifest) = (place.clone(), manifest.clone());
             blocking(move || paused::open(&place, &manifest))
@@ -177,7 +175,7 @@ impl Inner {
                 return Err(e);
             }
         };
-        match self.bring_back(&place, &mut prepared, kept, &layers.0, egress).await {
+        match self.bring_back(&place, &mut prepared, kept, &layers, egress).await {
             Ok(network) => {
                 let machine = self.take_up(*key, Prepared { folder: place, ..prepared }, network).await;
                 // It holds what the machine was before.
@@ -228,6 +226,7 @@ async fn change_over(place: &Path, prepared: &Prepared, layers: &[String]) -> Re
     let (to, from, layers) = (place.to_owned(), prepared.folder.clone(), layers.to_vec());
     let exchanged = blocking(move || {
         disks::write(&from, &layers).map_err(io)?;
+        folder::link_base(folder::base(&to).as_deref(), &from).map_err(io)?;
         exchange(&from, &to).map_err(io)?;
         // Before its disk changes, or what is kept could be found again after the death of the host, beside a newer disk.
         sync_parents(&from, &to).map_err(io)

@@ -50,6 +50,8 @@ pub(super) struct Disk {
     pub(super) overlay: Option<PathBuf>,
     /// See [`VmmOrder::layers`].
     pub(super) layers: Vec<File>,
+    /// What is below all of it, if not the template's own base disk.
+    pub(super) base: Option<File>,
 }
 
 /// Starts a VMM for machines of `frozen` up to the point where only device state is missing. On failure its folder
@@ -66,6 +68,7 @@ pub(super) async fn prepare(
         let (host, frozen, folder, group) = (host.clone(), frozen.clone(), folder.clone(), group.clone());
         blocking(move || {
             let (root, data) = frozen.open_disks()?;
+            let data = disk.base.unwrap_or(data);
             start(
                 &host,
                 &VmmOrder {

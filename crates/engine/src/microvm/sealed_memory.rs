@@ -147,7 +147,8 @@ pub(super) fn runs(chunk: &[u8]) -> Vec<(usize, &[u8])> {
     found
 }
 
-fn extents(file: &File, bytes: u64, mut each: impl FnMut(u64, u64) -> io::Result<()>) -> io::Result<()> {
+/// Calls `each` with begin and end of every part of `file` that is not a hole.
+pub(super) fn extents(file: &File, bytes: u64, mut each: impl FnMut(u64, u64) -> io::Result<()>) -> io::Result<()> {
     let mut at = 0;
     while at < bytes {
         let start = match seek(file, SeekFrom::Data(at)) {

@@ -2,9 +2,13 @@
 //!
 //! The initramfs holds the agent as `/init`, `/modules/order` and the modules it names; nothing else. The root is an
 //! overlay: the disk with serial `root` (erofs) below, the one with serial `data` (ext4) above.
+//!
+//! With `mainbrella.disk=later` on the kernel's command line the agent serves before the second one is mounted, and mounts
+//! it when it is first told who it is: what is on that disk may then be another machine's than the one that was booted.
 
 mod disks;
 mod idle;
+mod later;
 mod modules;
 mod network;
 mod root;
@@ -15,6 +19,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::{Agent, AgentOptions, Authority, ReapMode, Reaper, UserCgroup, port};
+
+pub use later::PendingRoot;
 
 /// Name of the port hosts come through.
 const PORT: &str = "agent";
@@ -57,9 +63,15 @@ pub fn run() -> Result<(), BootError> {
     modules::load(Path::new("/modules")).step("modules")?;
     let lower = disks::wait_for("root", DEVICE_MOST).step("the disk with serial `root`")?;
     let upper = disks::find("data").step("the disk with serial `data`")?;
-    root::switch(&lower, upper.as_deref())?;
-    root::mount_late()?;
-    system::prepare();
+    root::mount_lower(&lower)?;
+    root::mount_cgroups()?;
+    let disk = PendingRoot::new(upper);
+    let pending = if later::is_asked_for() {
+        Some(disk)
+    } else {
+        disk.enter()?;
+        None
+    };
     idle::settle();
     let cgroup = UserCgroup::create(Path::new("/sys/fs/cgroup"), "user").step("the cgroup `user`")?;
 
@@ -72,7 +84,7 @@ pub fn run() -> Result<(), BootError> {
         .step("the runtime")?;
     runtime.block_on(async {
         let reaper = Reaper::start(ReapMode::All).step("SIGCHLD")?;
-        let agent = Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup) });
+        let agent = Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup), pending });
         let path = wait_for_port(DEVICE_MOST).step("the virtio port `agent`")?;
         let opened = port::open(&path).step(path.display().to_string())?;
         println!("mainbrella-guest ready");

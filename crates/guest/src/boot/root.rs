@@ -30,10 +30,22 @@ pub(super) fn mount_early() -> Result<(), BootError> {
     mount_at("devtmpfs", "/dev", "devtmpfs", MountFlags::NOSUID, c"mode=0755")
 }
 
-/// Builds the root from `lower` and `upper` (memory, when there is none) and makes it ours.
-pub(super) fn switch(lower: &Path, upper: Option<&Path>) -> Result<(), BootError> {
-    let name = |path: &Path| path.to_string_lossy().into_owned();
-    mount_at(&name(lower), "/lower", "erofs", MountFlags::RDONLY, c"")?;
+fn name(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Mounts the template's image.
+pub(super) fn mount_lower(lower: &Path) -> Result<(), BootError> {
+    mount_at(&name(lower), "/lower", "erofs", MountFlags::RDONLY, c"")
+}
+
+/// What processes of the user are kept in; goes along with `/sys`.
+pub(super) fn mount_cgroups() -> Result<(), BootError> {
+    mount_at("cgroup2", "/sys/fs/cgroup", "cgroup2", QUIET, c"nsdelegate")
+}
+
+/// Builds the root from the template's image and `upper` (memory, when there is none) and makes it ours.
+pub(super) fn switch(upper: Option<&Path>) -> Result<(), BootError> {
     match upper {
         Some(upper) => {
             let options = c"noinit_itable,errors=remount-ro";
@@ -72,7 +84,6 @@ pub(super) fn mount_late() -> Result<(), BootError> {
     )?;
     mount_at("tmpfs", "/dev/shm", "tmpfs", shared, c"mode=1777")?;
     mount_at("tmpfs", "/run", "tmpfs", shared, c"mode=0755,size=20%")?;
-    mount_at("cgroup2", "/sys/fs/cgroup", "cgroup2", QUIET, c"nsdelegate")?;
     for (link, target) in [
         ("/dev/fd", "/proc/self/fd"),
         ("/dev/stdin", "/proc/self/fd/0"),

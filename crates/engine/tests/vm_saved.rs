@@ -1,0 +1,216 @@
+//! Snapshots on the real driver: machines are saved, end, and others start from what was saved. Needs what `vm_microvm` needs.
+
+mod ground;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use ground::*;
+use mainbrella_engine::driver::{Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
+use mainbrella_engine::microvm::MicroVm;
+use mainbrella_engine::{DriverError, EgressOrder};
+use mainbrella_guest_protocol::host::GuestClient;
+use mainbrella_types::{GenerationKey, SizeClass, SnapshotKey, SnapshotKind};
+
+fn snapshot() -> SnapshotKey {
+    SnapshotKey::new(uuid::Uuid::now_v7())
+}
+
+async fn launch(driver: &MicroVm, snapshot: Option<SnapshotKey>) -> (GenerationKey, Box<dyn Instance>, GuestClient) {
+    let order = LaunchOrder { snapshot, ..order() };
+    let machine = driver.launch(&order).await.expect("launch");
+    let guest = client(&*machine).await;
+    (order.key, machine, guest)
+}
+
+async fn save(
+    driver: &MicroVm,
+    key: &GenerationKey,
+    guest: GuestClient,
+    kind: SnapshotKind,
+) -> (SnapshotKey, SaveReceipt) {
+    let snapshot = snapshot();
+    quiesce(guest).await;
+    let saving = driver.save(key, &SaveOrder { snapshot, kind }).await.expect("save");
+    (snapshot, saving.durable.await.expect("durable"))
+}
+
+/// Files of many kinds with their digests, whatever lies where.
+const FILES: &str = r#"mkdir -p "/workspace/a b" && cd /workspace && head -c 3000000 /dev/urandom > big && ln -s big link && ln big second
+printf 'x' > "a b/$(printf 'n\nl')" && chmod 0751 "a b" && chown 12:34 link -h && echo changed >> /etc/motd && rm /etc/debian_version
+sha256sum big /etc/motd; stat -c '%n %a %u %g %F %h' big link second 'a b'; ls /etc/debian_version 2>&1"#;
+const LOOK: &str = r#"cd /workspace; sha256sum big /etc/motd; stat -c '%n %a %u %g %F %h' big link second 'a b'; ls /etc/debian_version 2>&1"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saved_disk_comes_back_in_a_fresh_machine_again_and_again() {
+    let t = data_dir();
+    let c = config(t.path(), 1);
+    let driver = open(&c).await;
+    let (key, machine, guest) = launch(&driver, None).await;
+    let was = shell(&guest, FILES).await;
+    shell(&guest, "sleep 1000 & echo $! > /workspace/pid; echo tmp > /dev/shm/x").await;
+    let (first, receipt) = save(&driver, &key, guest, SnapshotKind::Workspace).await;
+    assert!(receipt.memory_bytes == 0 && receipt.disk_bytes > 3_000_000, "{receipt:?}");
+    // The source goes on, and what it does later is its own.
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, LOOK).await, was);
+    assert_eq!(
+        shell(&guest, "kill -0 $(cat /workspace/pid) && echo runs; echo later > /workspace/big").await,
+        "runs\n"
+    );
+    driver.destroy(&key).await.expect("destroy");
+    drop((machine, guest));
+
+    let (one, machine, guest) = launch(&driver, Some(first)).await;
+    assert_eq!(shell(&guest, LOOK).await, was);
+    assert_eq!(
+        shell(&guest, "kill -0 $(cat /workspace/pid) 2>/dev/null || echo fresh; ls /dev/shm; hostname").await,
+        "fresh\ntested\n"
+    );
+    assert_eq!(shell(&guest, "dmesg | grep -ciE 'ext4.*(error|corrupt)'").await, "0\n");
+    // It is a machine like any other: it is saved, paused, forked, and found after a restart.
+    shell(&guest, "echo two > /workspace/two").await;
+    let (second, _) = save(&driver, &one, guest, SnapshotKind::Workspace).await;
+    quiesce(client(&*machine).await).await;
+    driver.pause(&one).await.expect("pause");
+    let back = driver.resume(&one, &EgressOrder::default()).await.expect("resume");
+    let guest = client(&*back).await;
+    assert_eq!(shell(&guest, LOOK).await, was);
+    quiesce(guest).await;
+    let child = GenerationKey::new(uuid::Uuid::now_v7());
+    let orders = [mainbrella_engine::driver::ForkOrder { key: child, egress: EgressOrder::default() }];
+    let mut forked = driver.fork(&one, &orders).await.expect("fork");
+    let copy = forked.children.remove(0).expect("child");
+    assert_eq!(shell(&client(&*copy).await, LOOK).await, was);
+    drop((machine, back, copy));
+    drop(driver);
+    let driver = MicroVm::open(c.clone(), images()).await.expect("again");
+    for key in [&one, &child] {
+        let found = driver.adopt(key, &EgressOrder::default()).await.expect("adopt");
+        let mainbrella_engine::driver::Adoption::Running(machine) = found else { panic!("it runs") };
+        assert_eq!(shell(&client(&*machine).await, LOOK).await, was);
+    }
+    // The first is removed while a machine that was started from it goes on; the second stands by itself.
+    driver.forget(&first).await.expect("forget");
+    driver.forget(&first).await.expect("again");
+    assert_eq!(driver.snapshots().await.expect("list"), [second]);
+    for key in [&one, &child] {
+        driver.destroy(key).await.expect("destroy");
+    }
+    let (two, _machine, guest) = launch(&driver, Some(second)).await;
+    assert_eq!(shell(&guest, &format!("{LOOK}; cat two")).await, format!("{was}two\n"));
+    driver.destroy(&two).await.expect("destroy");
+    driver.forget(&second).await.expect("forget");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+    for dir in ["disks", "snapshots"] {
+        assert_eq!(std::fs::read_dir(t.path().join(dir)).expect("list").count(), 0, "{dir}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_snapshot_brings_processes_back_after_a_restart_of_the_service() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (key, machine, guest) = launch(&driver, None).await;
+    let counter = "python3 -c 'import time\nn = 0\nwhile True:\n  n += 1\n  open(\"/root/n\", \"w\").write(str(n))\n  time.sleep(0.05)'";
+    shell(&guest, &format!("setsid {counter} >/dev/null 2>&1 & sleep 1; echo here > /dev/shm/x")).await;
+    let before: u64 = shell(&guest, "cat /root/n").await.trim().parse().expect("a number");
+    let (full, receipt) = save(&driver, &key, guest, SnapshotKind::Full).await;
+    assert!(receipt.memory_bytes > 1 << 20, "{receipt:?}");
+    driver.destroy(&key).await.expect("destroy");
+    drop((machine, driver));
+    let driver = MicroVm::open(c.clone(), images()).await.expect("again");
+    assert_eq!(driver.snapshots().await.expect("list"), [full]);
+    let (a, _a, one) = launch(&driver, Some(full)).await;
+    let (b, _b, two) = launch(&driver, Some(full)).await;
+    for guest in [&one, &two] {
+        assert_eq!(shell(guest, "cat /dev/shm/x").await, "here\n");
+        let n: u64 = shell(guest, "sleep 1; cat /root/n").await.trim().parse().expect("a number");
+        assert!(n > before, "the process goes on where it was: {n} after {before}");
+    }
+    for key in [&a, &b] {
+        driver.destroy(key).await.expect("destroy");
+    }
+    // A changed byte anywhere is found before anything is made of it, and nothing is left of the attempt.
+    let place = t.path().join("snapshots").join(full.to_string());
+    let layer = std::fs::read_dir(t.path().join("disks")).expect("list").next().expect("one").expect("one").path();
+    for path in [place.join("device"), place.join("memory"), layer.join("disk.qcow2"), place.join("base.raw")] {
+        let refused = with_a_byte_changed(&path, async {
+            driver.launch(&LaunchOrder { snapshot: Some(full), ..order() }).await.err()
+        })
+        .await;
+        assert!(matches!(refused, Some(DriverError::Damaged(_))), "{path:?}: {refused:?}");
+    }
+    let (c_key, _machine, guest) = launch(&driver, Some(full)).await;
+    assert_eq!(shell(&guest, "cat /dev/shm/x").await, "here\n");
+    driver.destroy(&c_key).await.expect("destroy");
+    let other = LaunchOrder { snapshot: Some(full), size: SizeClass::Small, ..order() };
+    assert!(matches!(driver.launch(&other).await.err(), Some(DriverError::Unsupported(_))));
+    let unknown = LaunchOrder { snapshot: Some(snapshot()), ..order() };
+    assert!(matches!(driver.launch(&unknown).await.err(), Some(DriverError::Damaged(_))));
+    driver.forget(&full).await.expect("forget");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+/// Does `work` while one byte in the middle of what `path` holds is another.
+async fn with_a_byte_changed<T>(path: &Path, work: impl Future<Output = T>) -> T {
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("open");
+    let mut whole = vec![0; 64 * 1024];
+    let n = file.read_at(&mut whole, 0).expect("read");
+    let at = whole[..n].iter().rposition(|b| *b != 0).expect("something") as u64;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("read");
+    file.write_all_at(&[!byte[0]], at).expect("change");
+    let done = work.await;
+    file.write_all_at(&byte, at).expect("change back");
+    done
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_save_that_fails_or_is_cut_off_leaves_the_machine_and_nothing_else() {
+    let t = tempfile::tempdir().expect("temp dir");
+    let small = SmallDisk::mount(t.path(), 600);
+    link_frozen(t.path());
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (key, machine, guest) = launch(&driver, None).await;
+    shell(&guest, "head -c 20000000 /dev/urandom > /workspace/x; sha256sum /workspace/x > /workspace/sum").await;
+    // Full as it is now.
+    let filler = std::fs::File::create(t.path().join("filler")).expect("new");
+    let free = rustix::fs::statvfs(t.path()).expect("statvfs");
+    filler.write_all_at(&vec![1; (free.f_bavail * free.f_frsize) as usize - (1 << 20)], 0).expect("fill");
+    let order = SaveOrder { snapshot: snapshot(), kind: SnapshotKind::Full };
+    quiesce(guest).await;
+    let failed = match driver.save(&key, &order).await {
+        Err(e) => e,
+        Ok(saving) => saving.durable.await.expect_err("there is no room"),
+    };
+    assert!(matches!(failed, DriverError::HostFull), "{failed:?}");
+    std::fs::remove_file(t.path().join("filler")).expect("remove");
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, "sha256sum -c /workspace/sum").await, "/workspace/x: OK\n");
+    assert!(driver.snapshots().await.expect("list").is_empty());
+    assert_eq!(std::fs::read_dir(t.path().join("tmp")).expect("list").count(), 0);
+    let (saved, _) = save(&driver, &key, guest, SnapshotKind::Workspace).await;
+    // What a service that died in the middle leaves: half a save, half a removal.
+    let place = t.path().join("snapshots").join(saved.to_string());
+    for half in [format!("save-{}", snapshot()), format!("forget-{}", snapshot())] {
+        let half = t.path().join("tmp").join(half);
+        std::fs::create_dir(&half).expect("mkdir");
+        std::fs::copy(place.join("manifest.json"), half.join("manifest.json")).expect("copy");
+    }
+    driver.destroy(&key).await.expect("destroy");
+    drop((machine, driver));
+    let driver = MicroVm::open(c.clone(), images()).await.expect("again");
+    assert_eq!(std::fs::read_dir(t.path().join("tmp")).expect("list").count(), 0);
+    let (again, _machine, guest) = launch(&driver, Some(saved)).await;
+    assert_eq!(shell(&guest, "sha256sum -c /workspace/sum").await, "/workspace/x: OK\n");
+    driver.destroy(&again).await.expect("destroy");
+    driver.forget(&saved).await.expect("forget");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+    drop(small);
+}
