@@ -15,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::process::Process;
+use super::sealed_memory::save_sparse;
 
 /// Socket of the agent port.
 pub const AGENT_SOCKET: &str = "agent.sock";
@@ -217,12 +218,17 @@ pub fn base(place: &Path) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Gives the base disk `from`, if there is one, a second name in the folder `into`.
+/// Gives the base disk `from`, if there is one, a second name in the folder `into`; on another file system, a copy there.
 ///
 /// # Errors
 /// When it cannot.
 pub fn link_base(from: Option<&Path>, into: &Path) -> io::Result<()> {
-    from.map_or(Ok(()), |from| fs::hard_link(from, into.join(BASE)))
+    let Some(from) = from else { return Ok(()) };
+    let to = into.join(BASE);
+    match fs::hard_link(from, &to) {
+        Err(e) if e.kind() == io::ErrorKind::CrossesDevices => save_sparse(&fs::File::open(from)?, &to).map(drop),
+        done => done,
+    }
 }
 
 /// Keys of the folders in `parent` whose names are those of snapshots. None: it is not there.

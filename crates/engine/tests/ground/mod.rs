@@ -14,8 +14,9 @@ use mainbrella_guest_protocol::host::{GuestClient, LinkOptions, connect};
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
 use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
 
-/// User ids of these tests; each driver below takes a range of its own.
-pub static NEXT_UID: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1_950_000_000);
+/// User ids of these tests; each driver below takes a range of its own, and so does each program that runs tests.
+pub static NEXT_UID: std::sync::LazyLock<std::sync::atomic::AtomicU32> =
+    std::sync::LazyLock::new(|| (1_950_000_000 + std::process::id() % 4096 * 10_000).into());
 
 pub fn images() -> Arc<StoredImages> {
     let data =
