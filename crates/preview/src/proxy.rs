@@ -94,8 +94,11 @@ impl Ingress {
         lent.used = true;
         headers::of_reply(response.headers_mut(), target);
         *response.version_mut() = Version::HTTP_11;
+        let (head, body) = response.into_parts();
         let cut: CancellationToken = route.cut.clone();
-        Ok(response.map(|body| Reply::Relay(Box::new(Relay::new(body, cut.cancelled_owned(), lent, place)))))
+        let mut relay = Box::new(Relay::new(body, cut.cancelled_owned(), lent, place));
+        relay.begin().await;
+        Ok(Response::from_parts(head, Reply::Relay(relay)))
     }
 
     /// The request as the application is to see it.
@@ -133,6 +136,9 @@ impl Ingress {
                 DialFault::NothingListens => Why::NothingListens(route.port),
                 fault => Why::Dial(fault),
             })?;
+            if !request.body().is_end_stream() || request.headers().contains_key(http::header::UPGRADE) {
+                lent.detach();
+            }
             let again = if lent.used { repeatable(&request) } else { None };
             match lent.send(request).await {
                 Ok(response) => return Ok((lent, response)),
