@@ -82,7 +82,8 @@ impl Body for Upload {
 /// What an application replies.
 pub(crate) struct Relay {
     body: Incoming,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Resolves when it may go on no longer; `None`: its whole connection ends then.
+    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Its connection, which can be used again once the body has ended well.
     lent: Option<Lent>,
     /// What the body gave and was not asked for yet: a frame, an error, or the end.
@@ -95,11 +96,12 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         body: Incoming,
-        cut: WaitForCancellationFutureOwned,
+        cut: Option<WaitForCancellationFutureOwned>,
         lent: Lent,
         place: OwnedSemaphorePermit,
     ) -> Self {
-        let mut relay = Self { body, cut: Box::pin(cut), lent: Some(lent), held: None, broken: false, _place: place };
+        let mut relay =
+            Self { body, cut: cut.map(Box::pin), lent: Some(lent), held: None, broken: false, _place: place };
         relay.settle();
         relay
     }
@@ -161,7 +163,7 @@ impl Body for Reply {
         match self.get_mut() {
             Self::Page(page) => Pin::new(page).poll_frame(cx).map(|f| f.map(|f| f.map_err(|never| match never {}))),
             Self::Relay(relay) => {
-                if relay.cut.as_mut().poll(cx).is_ready() {
+                if relay.cut.as_mut().is_some_and(|cut| cut.as_mut().poll(cx).is_ready()) {
                     relay.lent = None;
                     return Poll::Ready(Some(Err(Broken::Cut)));
                 }

@@ -129,7 +129,7 @@ impl Inner {
         let io = |e| DriverError::io("preparing a fork", e);
         let id = uuid::Uuid::now_v7().simple().to_string();
         let (inner, place, uid) = (self.clone(), machine.folder.clone(), machine.vmm.record.uid);
-        let (disk, of) = (id.clone(), machine.key);
+        let (disk, of, source, bytes) = (id.clone(), machine.key, machine.clone(), guest_bytes(machine)?);
         let copy = self.places.tmp.join(format!("fork-{id}"));
         let to = copy.clone();
         let files = blocking(move || {
@@ -142,7 +142,7 @@ impl Inner {
             layers.push(disk.clone());
             fs::create_dir(&to).map_err(io)?;
             let device = File::options().write(true).create_new(true).open(to.join("device")).map_err(io)?;
-            let memory = File::options().read(true).write(true).create_new(true).open(to.join("memory")).map_err(io)?;
+            let memory = capture::room(&source.vmm.process, bytes, &to.join("memory"))?;
             inner.disks.add(&disk, &place.join(OVERLAY)).map_err(io)?;
             inner.disks.hold(of, std::slice::from_ref(&disk));
             disks::write_next(&place, &layers).map_err(io)?;
@@ -166,9 +166,8 @@ impl Inner {
         match outcome {
             Ok((delta, still_ms)) => {
                 let device_bytes = fs::metadata(copy.join("device")).map_err(io)?.len();
-                let guest_bytes = guest_bytes(machine)?;
                 let delta = Arc::new(delta);
-                Ok(Legacy { folder: copy, delta, guest_bytes, device_bytes, still_ms, layers })
+                Ok(Legacy { folder: copy, delta, guest_bytes: bytes, device_bytes, still_ms, layers })
             }
             Err(e) => {
                 for name in [upper.clone(), format!("{upper}f")] {
