@@ -34,7 +34,7 @@ pub type Fault = Box<dyn Error + Send + Sync>;
 #[derive(Debug, Parser)]
 #[command(name = "bench/run")]
 struct Arguments {
-    /// Only these groups of rows: create, warm, memory, alive, file, get, jobs, preview. May be given several times.
+    /// Only these groups of rows: create, warm, memory, alive, file, get, jobs, network, preview, snapshot. May be given several times.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     only: Vec<Group>,
     /// Few samples: a look that takes minutes, not a figure to quote.

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::Fault;
 
-/// The size every machine here has.
+/// The size of machines unless a group says otherwise.
 pub const SIZE: SizeClass = SizeClass::Micro;
 /// Longest wait for a waiting VMM.
 const POOL_PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +45,8 @@ pub struct Scale {
     pub records: usize,
     /// Windows of one second in which requests are counted.
     pub windows: usize,
+    /// Pauses and forks of each kind.
+    pub snapshots: usize,
 }
 
 impl Scale {
@@ -59,6 +61,7 @@ impl Scale {
         transfers: 2,
         records: 10_000,
         windows: 10,
+        snapshots: 10,
     };
     /// A look that takes a minute or two.
     pub const QUICK: Self = Self {
@@ -71,6 +74,7 @@ impl Scale {
         transfers: 1,
         records: 1_000,
         windows: 2,
+        snapshots: 2,
     };
 }
 
@@ -134,8 +138,13 @@ impl Rig {
 
     /// Launches a machine that may reach what `policy` says.
     pub async fn launch_with(&self, policy: EgressPolicy) -> Result<Launched, Fault> {
+        self.launch_sized(SIZE, policy).await
+    }
+
+    /// Launches a machine of another size.
+    pub async fn launch_sized(&self, size: SizeClass, policy: EgressPolicy) -> Result<Launched, Fault> {
         let key = GenerationKey::new(uuid::Uuid::now_v7());
-        let order = LaunchOrder { key, template: template(), size: SIZE, egress: policy.into(), snapshot: None };
+        let order = LaunchOrder { key, template: template(), size, egress: policy.into(), snapshot: None };
         Ok(Launched { key, instance: self.driver.launch(&order).await? })
     }
 

@@ -8,6 +8,7 @@ mod jobs;
 mod memory;
 mod network;
 mod preview;
+mod snapshot;
 mod warm;
 
 use std::time::Duration;
@@ -37,11 +38,13 @@ pub enum Group {
     Network,
     /// The ingress of previews.
     Preview,
+    /// Pausing, resuming and forking.
+    Snapshot,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Create,
         Self::Warm,
         Self::Memory,
@@ -51,6 +54,7 @@ impl Group {
         Self::Jobs,
         Self::Network,
         Self::Preview,
+        Self::Snapshot,
     ];
 
     /// Its word for `--only`.
@@ -65,6 +69,7 @@ impl Group {
             Self::Jobs => "jobs",
             Self::Network => "network",
             Self::Preview => "preview",
+            Self::Snapshot => "snapshot",
         }
     }
 
@@ -78,6 +83,7 @@ impl Group {
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
             Self::Network => &[Need::WarmPlainDriver, Need::WarmDriver],
             Self::Preview => &[],
+            Self::Snapshot => &[Need::Driver],
         }
     }
 
@@ -93,6 +99,7 @@ impl Group {
             Self::Jobs => jobs::run(world, rows).await,
             Self::Network => network::run(world, rows).await,
             Self::Preview => preview::run(world, rows).await,
+            Self::Snapshot => snapshot::run(world, rows).await,
         }
     }
 }

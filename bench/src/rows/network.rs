@@ -116,7 +116,6 @@ fn seats_alone(count: u32) -> Result<(Vec<Duration>, [Times; 3]), NetError> {
                     _ => "allow-list example.org".parse().map_err(|e| NetError::Config(format!("{e}")))?,
                 };
                 let order = SeatOrder {
-                    index: n % 64,
                     namespace,
                     uplink: Some(uplink.clone()),
                     outside: Arc::new(Host::default()),

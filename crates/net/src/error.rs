@@ -12,6 +12,9 @@ pub enum NetError {
     /// The packet filter refused its rules; what it said.
     #[error("the packet filter did not load its rules: {0}")]
     Rules(String),
+    /// All of so many addresses for `open` seats are taken.
+    #[error("all {0} addresses of the network block are taken")]
+    Exhausted(u32),
     /// A setting that cannot be used.
     #[error("{0}")]
     Config(String),

@@ -16,6 +16,7 @@
 //! What is denied is told: the gateway and the name server say so themselves, the rules through the kernel ([`nflog`]),
 //! and all of it ends in the machine's [`EgressLog`].
 
+mod addresses;
 pub mod dns;
 mod error;
 mod events;

@@ -1,9 +1,10 @@
 //! Links, addresses and routes, over netlink, in the namespace of the calling thread.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
 
 use futures::TryStreamExt as _;
+use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute};
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
 
@@ -39,6 +40,19 @@ pub(crate) async fn up(netlink: &Handle, index: u32) -> Result<(), NetError> {
 
 pub(crate) async fn address(netlink: &Handle, index: u32, address: Ipv4Addr, prefix: u8) -> Result<(), NetError> {
     netlink.address().add(index, address.into(), prefix).execute().await.map_err(link_error("setting an address"))
+}
+
+/// The first address of a link.
+pub(crate) async fn address_of(netlink: &Handle, index: u32) -> Result<Option<Ipv4Addr>, NetError> {
+    let mut found = netlink.address().get().set_link_index_filter(index).execute();
+    while let Some(message) = found.try_next().await.map_err(link_error("looking for an address"))? {
+        for attribute in message.attributes {
+            if let AddressAttribute::Address(IpAddr::V4(address)) = attribute {
+                return Ok(Some(address));
+            }
+        }
+    }
+    Ok(None)
 }
 
 pub(crate) async fn default_route(netlink: &Handle, via: Ipv4Addr) -> Result<(), NetError> {

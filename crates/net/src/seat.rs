@@ -7,6 +7,7 @@ use mainbrella_types::egress::{GATEWAY_ADDRESS, GUEST_PREFIX};
 use mainbrella_types::{EgressPolicy, Target};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::addresses::Address;
 use crate::error::{NetError, io_error};
 use crate::events::EgressLog;
 use crate::explain::{Explanation, explain};
@@ -21,8 +22,6 @@ use crate::{link, nft, rules, tap};
 /// What a seat needs.
 #[derive(Clone)]
 pub struct SeatOrder {
-    /// Its number among living seats.
-    pub index: u32,
     /// Where its tap is.
     pub namespace: Namespace,
     /// The host's side; `None`: `open` is refused.
@@ -41,6 +40,8 @@ pub struct Seat {
     policy: EgressPolicy,
     gateway: Option<Gateway>,
     told: Option<Told>,
+    /// Those of its link out, while it has one.
+    address: Option<Address>,
     /// Whether the policy is in force; otherwise nothing is let through.
     enforced: bool,
 }
@@ -63,7 +64,7 @@ impl SeatView {
 
 impl std::fmt::Debug for Seat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seat").field("index", &self.order.index).field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Seat").field("address", &self.address).field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 
@@ -82,7 +83,6 @@ impl Seat {
             }
             nft::load(&rules::seat())?;
             let netlink = link::netlink()?;
-            let missing = || NetError::Io("looking for the tap", std::io::ErrorKind::NotFound.into());
             let tap = link::index(&netlink, tap::NAME).await?.ok_or_else(missing)?;
             link::set_mac(&netlink, tap, tap::GATEWAY_MAC).await?;
             link::address(&netlink, tap, GATEWAY_ADDRESS, GUEST_PREFIX).await?;
@@ -97,7 +97,8 @@ impl Seat {
     /// # Errors
     /// When something is refused. The seat is `off` then.
     pub async fn attach(order: SeatOrder, policy: EgressPolicy) -> Result<Self, NetError> {
-        let mut seat = Self { order, policy: EgressPolicy::Off, gateway: None, told: None, enforced: false };
+        let mut seat =
+            Self { order, policy: EgressPolicy::Off, gateway: None, told: None, address: None, enforced: false };
         seat.enforce(&policy).await?;
         seat.policy = policy;
         Ok(seat)
@@ -159,7 +160,7 @@ impl Seat {
         let done = self.set(policy).await;
         self.enforced = done.is_ok();
         if done.is_err()
-            && let Err(e) = self.aside(|order| way_out(order, false)).await
+            && let Err(e) = self.way_out(false).await
         {
             tracing::error!(error = %e, "a seat could not be closed");
         }
@@ -183,7 +184,7 @@ impl Seat {
             Err(e) => tracing::warn!(error = %e, "denied packets of a machine are not told"),
         }
         let open = *policy == EgressPolicy::Open;
-        self.aside(move |order| way_out(order, open)).await?;
+        self.way_out(open).await?;
         if *policy != EgressPolicy::Off {
             let order = self.order.clone();
             let (outside, log, secrets) = (order.outside, order.log, order.secrets);
@@ -192,68 +193,86 @@ impl Seat {
         Ok(())
     }
 
-    /// Runs what blocks off the runtime's workers.
-    async fn aside(
-        &self,
-        work: impl FnOnce(&SeatOrder) -> Result<(), NetError> + Send + 'static,
-    ) -> Result<(), NetError> {
-        let order = self.order.clone();
-        tokio::task::spawn_blocking(move || work(&order))
-            .await
-            .map_err(|e| NetError::Io("a thread", std::io::Error::other(e)))?
+    /// Makes the link that leads out, or takes it away.
+    async fn way_out(&mut self, open: bool) -> Result<(), NetError> {
+        // It blocks: off the runtime's workers.
+        let (order, address) = (self.order.clone(), self.address.take());
+        let done =
+            tokio::task::spawn_blocking(
+                move || if open { open_way(&order, address) } else { close_way(&order, address) },
+            );
+        self.address = done.await.map_err(|e| NetError::Io("a thread", std::io::Error::other(e)))??;
+        Ok(())
     }
 }
 
-/// Makes the link that leads out, or takes it away.
-fn way_out(order: &SeatOrder, open: bool) -> Result<(), NetError> {
-    let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
-        .map_err(io_error("opening the host's network namespace"))?;
-    let addresses = match (&order.uplink, open) {
-        (_, false) => None,
-        (None, true) => return Err(NetError::Config("this host cannot give machines a way out".to_owned())),
-        (Some(up), true) => {
-            let pair = rules::pair(up.block(), order.index);
-            let pair = pair.ok_or_else(|| NetError::Config("the network block has no address left".to_owned()))?;
-            Some((up.link(order.index), pair))
-        }
-    };
+fn missing() -> NetError {
+    NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into())
+}
+
+/// Takes the link out away, then gives its addresses back.
+fn close_way(order: &SeatOrder, address: Option<Address>) -> Result<Option<Address>, NetError> {
     order.namespace.run_async(|| async {
         let netlink = link::netlink()?;
-        let existing = link::index(&netlink, rules::OUT).await?;
-        let Some((name, (host_side, seat_side))) = &addresses else {
-            fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
-            return match existing {
-                Some(index) => link::remove(&netlink, index).await,
-                None => Ok(()),
-            };
-        };
-        if existing.is_some() {
-            // It is there since before a restart of the service.
-            return Ok(());
+        fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(io_error("turning forwarding off"))?;
+        match link::index(&netlink, rules::OUT).await? {
+            Some(index) => link::remove(&netlink, index).await,
+            None => Ok(()),
         }
-        // A former machine's end may outlast it for a moment: its namespace lives until its last connection is gone.
-        host.run_async(|| async {
-            let netlink = link::netlink()?;
-            match link::index(&netlink, name).await? {
-                Some(stale) => link::remove(&netlink, stale).await,
-                None => Ok(()),
+    })?;
+    drop(address);
+    Ok(None)
+}
+
+/// Makes the link out, unless it is there since before a restart of the service.
+fn open_way(order: &SeatOrder, address: Option<Address>) -> Result<Option<Address>, NetError> {
+    let host = Namespace::at(std::path::Path::new("/proc/thread-self/ns/net"))
+        .map_err(io_error("opening the host's network namespace"))?;
+    let no_way = || NetError::Config("this host cannot give machines a way out".to_owned());
+    let up = order.uplink.as_ref().ok_or_else(no_way)?;
+    order.namespace.run_async(|| async {
+        let netlink = link::netlink()?;
+        if let Some(index) = link::index(&netlink, rules::OUT).await? {
+            let known = match (address, link::address_of(&netlink, index).await?) {
+                (Some(address), _) => Some(address),
+                (None, found) => found.and_then(|seat_side| up.retake(seat_side)),
+            };
+            if known.is_some() {
+                return Ok(known);
             }
+            // The block was another one when it was made.
+            link::remove(&netlink, index).await?;
+        }
+        let address = host.run_async(|| async {
+            let netlink = link::netlink()?;
+            let named = |number| {
+                let (netlink, name) = (netlink.clone(), up.link(number));
+                async move { link::index(&netlink, &name).await }
+            };
+            let (address, left) = up.addresses().take(named).await?;
+            // A former machine's end may outlast it for a moment: its namespace lives until its last connection is gone.
+            if let Some(left) = left {
+                link::remove(&netlink, left).await?;
+            }
+            Ok(address)
         })?;
-        link::pair(&netlink, rules::OUT, name, &host).await?;
+        let name = up.link(address.number);
+        let pair = rules::pair(up.block(), address.number);
+        let (host_side, seat_side) = pair.ok_or_else(|| NetError::Config("not of the network block".to_owned()))?;
+        link::pair(&netlink, rules::OUT, &name, &host).await?;
         host.run_async(|| async {
             let netlink = link::netlink()?;
-            let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
-            let index = link::index(&netlink, name).await?.ok_or_else(missing)?;
+            let index = link::index(&netlink, &name).await?.ok_or_else(missing)?;
             // Only this link: nothing on it is taken from the host's own settings.
             let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
-            link::address(&netlink, index, *host_side, 30).await?;
+            link::address(&netlink, index, host_side, 30).await?;
             link::up(&netlink, index).await
         })?;
-        let missing = || NetError::Io("looking for a link", std::io::ErrorKind::NotFound.into());
         let index = link::index(&netlink, rules::OUT).await?.ok_or_else(missing)?;
-        link::address(&netlink, index, *seat_side, 30).await?;
+        link::address(&netlink, index, seat_side, 30).await?;
         link::up(&netlink, index).await?;
-        link::default_route(&netlink, *host_side).await?;
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))
+        link::default_route(&netlink, host_side).await?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(io_error("turning forwarding on"))?;
+        Ok(Some(address))
     })
 }

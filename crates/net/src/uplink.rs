@@ -2,11 +2,14 @@
 //! internet. Loaded before any seat has a way out; if it does not load, `open` is not offered.
 
 use std::fs::{self, DirBuilder, File};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 
+use crate::addresses::{Address, Addresses};
 use crate::error::{NetError, io_error};
 use crate::{nft, rules};
 
@@ -20,9 +23,10 @@ pub struct UplinkConfig {
 }
 
 /// The host's side, in force.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Uplink {
     config: UplinkConfig,
+    addresses: Arc<Addresses>,
 }
 
 /// What names of our tables begin with.
@@ -56,7 +60,8 @@ impl Uplink {
         if !fine || rules::capacity(config.block) == 0 {
             return Err(NetError::Config("the network block must be /30 or larger".to_owned()));
         }
-        let uplink = Self { config };
+        let addresses = Addresses::new(rules::capacity(config.block));
+        let uplink = Self { config, addresses };
         let marker = uplink.table();
         let _alone = alone()?;
         let was_on = fs::read_to_string(FORWARDING).map_err(io_error("reading the forwarding setting"))?.trim() == "1";
@@ -81,10 +86,21 @@ impl Uplink {
         format!("mb{}-", self.config.instance)
     }
 
-    /// Name of the host's end of a seat's link.
+    /// Name of the host's end of the link of address number `number`.
     #[must_use]
-    pub fn link(&self, index: u32) -> String {
-        format!("{}{index:x}", self.prefix())
+    pub fn link(&self, number: u32) -> String {
+        format!("{}{number:x}", self.prefix())
+    }
+
+    pub(crate) const fn addresses(&self) -> &Arc<Addresses> {
+        &self.addresses
+    }
+
+    /// The number of a seat whose end of its link has this address. `None`: it is not of this block, or another seat's.
+    pub(crate) fn retake(&self, seat_side: Ipv4Addr) -> Option<Address> {
+        let number = u32::from(seat_side).checked_sub(u32::from(self.config.block.network()))? / 4;
+        let (_, expected) = rules::pair(self.config.block, number)?;
+        if expected == seat_side { self.addresses.retake(number) } else { None }
     }
 
     /// The block.

@@ -46,7 +46,6 @@ async fn cycle(n: u32, uplink: &Arc<Uplink>) {
         _ => EgressPolicy::Off,
     };
     let order = mainbrella_net::SeatOrder {
-        index: n % 7,
         namespace,
         uplink: Some(uplink.clone()),
         outside: Arc::new(Host::default()),

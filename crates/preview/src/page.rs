@@ -121,10 +121,14 @@ impl Why {
     }
 }
 
+/// Whether a request asks for HTML.
+pub(crate) fn wants_html(asked: &HeaderMap) -> bool {
+    asked.get_all(ACCEPT).iter().filter_map(|v| v.to_str().ok()).any(|v| v.contains("text/html"))
+}
+
 /// The page for `why`: HTML for those who ask for it, else one line.
-pub(crate) fn page(why: Why, asked: &HeaderMap) -> Response<Reply> {
+pub(crate) fn page(why: Why, html: bool) -> Response<Reply> {
     let Text { status, reason, title, text, again } = why.text();
-    let html = asked.get_all(ACCEPT).iter().filter_map(|v| v.to_str().ok()).any(|v| v.contains("text/html"));
     let body = if html {
         let refresh = if again { "<meta http-equiv=\"refresh\" content=\"2\">" } else { "" };
         format!(
@@ -180,7 +184,7 @@ mod tests {
     async fn shown(why: Why, accept: &'static str) -> (Response<()>, String) {
         let mut asked = HeaderMap::new();
         asked.insert(ACCEPT, HeaderValue::from_static(accept));
-        let (parts, body) = page(why, &asked).into_parts();
+        let (parts, body) = page(why, wants_html(&asked)).into_parts();
         let text = body.collect().await.expect("a page").to_bytes();
         (Response::from_parts(parts, ()), String::from_utf8(text.to_vec()).expect("text"))
     }

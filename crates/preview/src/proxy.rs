@@ -3,15 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body as _, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::sync::CancellationToken;
 
 use crate::body::{Relay, Reply, Upload};
 use crate::headers;
 use crate::origin::{Nowhere, Public, Target};
-use crate::page::{Why, page};
+use crate::page::{Why, page, wants_html};
 use crate::route::{Dial, DialFault, NoRoute, Route, Routes};
 use crate::serve::Connection;
 use crate::tunnel;
@@ -34,14 +33,10 @@ impl Ingress {
 
     /// Answers one request.
     pub(crate) async fn answer(&self, connection: &Connection, request: Request<Incoming>) -> Response<Reply> {
-        let asked =
-            request.headers().get_all(http::header::ACCEPT).iter().cloned().fold(HeaderMap::new(), |mut all, value| {
-                all.append(http::header::ACCEPT, value);
-                all
-            });
+        let html = wants_html(request.headers());
         match self.pass(connection, request).await {
             Ok(response) => response,
-            Err(why) => page(why, &asked),
+            Err(why) => page(why, html),
         }
     }
 
@@ -77,6 +72,7 @@ impl Ingress {
         mut request: Request<Incoming>,
         place: OwnedSemaphorePermit,
     ) -> Result<Response<Reply>, Why> {
+        let shared = request.version() == Version::HTTP_2;
         let protocol = headers::upgrade_of(request.headers()).filter(|_| request.version() == Version::HTTP_11);
         let caller = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let request = self.outgoing(request, target, connection.peer.ip(), protocol.clone())?;
@@ -94,8 +90,12 @@ impl Ingress {
         lent.used = true;
         headers::of_reply(response.headers_mut(), target);
         *response.version_mut() = Version::HTTP_11;
-        let cut: CancellationToken = route.cut.clone();
-        Ok(response.map(|body| Reply::Relay(Box::new(Relay::new(body, cut.cancelled_owned(), lent, place)))))
+        let (head, body) = response.into_parts();
+        // A connection that carries one request at a time ends with its route, and this with it.
+        let cut = shared.then(|| route.cut.clone().cancelled_owned());
+        let mut relay = Box::new(Relay::new(body, cut, lent, place));
+        relay.begin().await;
+        Ok(Response::from_parts(head, Reply::Relay(relay)))
     }
 
     /// The request as the application is to see it.
@@ -133,6 +133,9 @@ impl Ingress {
                 DialFault::NothingListens => Why::NothingListens(route.port),
                 fault => Why::Dial(fault),
             })?;
+            if !request.body().is_end_stream() || request.headers().contains_key(http::header::UPGRADE) {
+                lent.detach();
+            }
             let again = if lent.used { repeatable(&request) } else { None };
             match lent.send(request).await {
                 Ok(response) => return Ok((lent, response)),

@@ -1,7 +1,10 @@
 //! Connections to an application, kept for a moment after they were used.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -11,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout};
 
 use crate::body::Upload;
-use crate::route::{Dial, DialFault, Route};
+use crate::route::{Dial, DialFault, Io, Route};
 
 /// How long an unused connection is kept: servers close theirs after five seconds or more.
 const KEPT_FOR: Duration = Duration::from_secs(4);
@@ -24,19 +27,74 @@ const BUFFER_MAX: usize = 64 * 1024;
 /// Most headers of a reply.
 const HEADERS_MAX: usize = 128;
 
-type Sender = SendRequest<Upload>;
+/// What carries a connection; it moves on only while it is polled.
+type Carrier = http1::Connection<TokioIo<Box<dyn Io>>, Upload>;
+
+/// A connection to an application.
+struct Link {
+    sender: SendRequest<Upload>,
+    /// `None`: a task of its own carries it. Otherwise whoever waits for a reply does, which spares every request the
+    /// wake-ups between two tasks.
+    carrier: Option<Box<Carrier>>,
+}
+
+impl Link {
+    /// Moves it on as far as it goes without waiting.
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(carrier) = &mut self.carrier
+            && let Poll::Ready(ended) = Pin::new(carrier).poll(cx)
+        {
+            told(ended);
+            // Whoever waits for something of it hears that nothing comes.
+            self.carrier = None;
+        }
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.sender.is_closed()
+    }
+
+    /// Whether it takes a request now, or in a moment.
+    async fn settles(&mut self) -> bool {
+        let at_once = poll_fn(|cx| {
+            self.drive(cx);
+            match self.sender.poll_ready(cx) {
+                Poll::Ready(ready) => Poll::Ready(Some(ready.is_ok())),
+                Poll::Pending => Poll::Ready(None),
+            }
+        });
+        match at_once.await {
+            Some(ready) => ready,
+            None if self.carrier.is_some() => false,
+            None => matches!(timeout(SETTLE_MOST, self.sender.ready()).await, Ok(Ok(()))),
+        }
+    }
+}
+
+fn told(ended: hyper::Result<()>) {
+    if let Err(e) = ended {
+        tracing::debug!(error = %e, "a connection to an application ended badly");
+    }
+}
 
 /// Unused connections of one route.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Pool {
     kept: Mutex<Kept>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Kept {
-    senders: VecDeque<(Instant, Sender)>,
+    links: VecDeque<(Instant, Link)>,
     /// Whether a task lets go of them in time.
     tended: bool,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("kept", &self.lock().links.len()).finish()
+    }
 }
 
 impl Pool {
@@ -45,21 +103,21 @@ impl Pool {
     }
 
     /// The one used last; the others get the more time to be let go of.
-    fn take(&self) -> Option<Sender> {
-        let (since, sender) = self.lock().senders.pop_back()?;
-        (since.elapsed() < KEPT_FOR && !sender.is_closed()).then_some(sender)
+    fn take(&self) -> Option<Link> {
+        let (since, link) = self.lock().links.pop_back()?;
+        (since.elapsed() < KEPT_FOR && !link.sender.is_closed()).then_some(link)
     }
 
     /// Keeps a connection for the next request of `route`, whose pool it is.
-    fn keep(route: &Arc<Route>, sender: Sender) {
-        if sender.is_closed() || route.cut.is_cancelled() {
+    fn keep(route: &Arc<Route>, link: Link) {
+        if link.sender.is_closed() || route.cut.is_cancelled() {
             return;
         }
         let mut kept = route.pool.lock();
-        if kept.senders.len() >= KEPT_MAX {
-            kept.senders.pop_front();
+        if kept.links.len() >= KEPT_MAX {
+            kept.links.pop_front();
         }
-        kept.senders.push_back((Instant::now(), sender));
+        kept.links.push_back((Instant::now(), link));
         if !std::mem::replace(&mut kept.tended, true) {
             tokio::spawn(tend(Arc::clone(route)));
         }
@@ -74,8 +132,8 @@ async fn tend(route: Arc<Route>) {
         }
         let all = route.cut.is_cancelled();
         let mut kept = route.pool.lock();
-        kept.senders.retain(|(since, sender)| !all && since.elapsed() < KEPT_FOR && !sender.is_closed());
-        if kept.senders.is_empty() {
+        kept.links.retain_mut(|(since, link)| !all && since.elapsed() < KEPT_FOR && !link.is_over());
+        if kept.links.is_empty() {
             kept.tended = false;
             return;
         }
@@ -85,7 +143,7 @@ async fn tend(route: Arc<Route>) {
 /// A connection in use by one request.
 pub(crate) struct Lent {
     route: Arc<Route>,
-    sender: Sender,
+    link: Link,
     /// Whether another request used it before.
     pub(crate) used: bool,
 }
@@ -101,9 +159,9 @@ pub(crate) enum Unsent {
 impl Lent {
     /// A connection that waits, or a new one.
     pub(crate) async fn get(route: &Arc<Route>, dial: &dyn Dial, fresh: bool) -> Result<Self, DialFault> {
-        while !fresh && let Some(mut sender) = route.pool.take() {
-            if matches!(timeout(SETTLE_MOST, sender.ready()).await, Ok(Ok(()))) {
-                return Ok(Self { route: Arc::clone(route), sender, used: true });
+        while !fresh && let Some(mut link) = route.pool.take() {
+            if link.settles().await {
+                return Ok(Self { route: Arc::clone(route), link, used: true });
             }
         }
         let stream = dial.dial(route).await?;
@@ -112,24 +170,38 @@ impl Lent {
             .max_headers(HEADERS_MAX)
             .handshake::<_, Upload>(TokioIo::new(stream))
             .await;
-        let (sender, connection) = made.map_err(|_| DialFault::Unreachable)?;
-        let cut = route.cut.clone();
+        let (sender, carrier) = made.map_err(|_| DialFault::Unreachable)?;
+        let link = Link { sender, carrier: Some(Box::new(carrier)) };
+        Ok(Self { route: Arc::clone(route), link, used: false })
+    }
+
+    /// Gives the connection a task of its own. For requests whose two directions do not wait for each other: those with a
+    /// body, and those that change the protocol.
+    pub(crate) fn detach(&mut self) {
+        let Some(carrier) = self.link.carrier.take() else { return };
+        let cut = self.route.cut.clone();
         tokio::spawn(async move {
             tokio::select! {
-                ended = connection.with_upgrades() => {
-                    if let Err(e) = ended {
-                        tracing::debug!(error = %e, "a connection to an application ended badly");
-                    }
-                }
+                ended = carrier.with_upgrades() => told(ended),
                 () = cut.cancelled() => {}
             }
         });
-        Ok(Self { route: Arc::clone(route), sender, used: false })
+    }
+
+    /// Moves the connection on, where no task does.
+    pub(crate) fn drive(&mut self, cx: &mut Context<'_>) {
+        self.link.drive(cx);
     }
 
     /// Sends a request and waits for the head of its reply.
     pub(crate) async fn send(&mut self, request: Request<Upload>) -> Result<Response<Incoming>, Unsent> {
-        self.sender.try_send_request(request).await.map_err(|mut e| match e.take_message() {
+        let mut reply = pin!(self.link.sender.try_send_request(request));
+        let link = &mut self.link;
+        let reply = poll_fn(|cx| {
+            link.drive(cx);
+            reply.as_mut().poll(cx)
+        });
+        reply.await.map_err(|mut e| match e.take_message() {
             Some(request) => Unsent::Back(Box::new(request)),
             None => Unsent::Lost(e.into_error()),
         })
@@ -137,6 +209,6 @@ impl Lent {
 
     /// The reply was read to its end.
     pub(crate) fn give_back(self) {
-        Pool::keep(&self.route, self.sender);
+        Pool::keep(&self.route, self.link);
     }
 }

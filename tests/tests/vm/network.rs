@@ -175,3 +175,77 @@ async fn what_serves_a_machine_ends_with_it_however_it_ends() {
     }
     service.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_block_that_is_used_up_says_so_and_serves_whoever_comes_when_one_has_gone() {
+    let world = World::new();
+    let mut setup = Setup { pool: 2, ..world.setup() };
+    // Two machines' worth, whoever else waits or needs none.
+    setup.arguments = ["--machine-network", "10.96.77.8/29"].map(str::to_owned).to_vec();
+    let mut service = Service::with(setup).await;
+    let good = format!("http://{GOOD}/");
+    let listed = with(&mut service, Some(EgressPolicy::allow_list(["good.example"]))).await;
+    let off = with(&mut service, Some(EgressPolicy::off())).await;
+    let one = with(&mut service, None).await;
+    let two = with(&mut service, None).await;
+    async fn living(service: &Service) -> usize {
+        service.list().await.iter().filter(|m| !m.state.is_final()).count()
+    }
+    async fn full(service: &mut Service) {
+        let before = (service.keys(), living(service).await);
+        match service.create(&machine_body()).await {
+            Err(mainbrella_client::ClientError::Api(failure)) => {
+                assert_eq!((failure.status, failure.body.known_code()), (503, Some(ErrorCode::Overloaded)));
+                assert!(failure.body.message.contains("2 machines"), "{failure:?}");
+                assert!(failure.body.message.contains("machine-network"), "it says what to do: {failure:?}");
+            }
+            other => panic!("there is no address left: {other:?}"),
+        }
+        assert_eq!((service.keys(), living(service).await), before, "nothing of it is left");
+    }
+    for round in 0..2 {
+        full(&mut service).await;
+        for machine in [&one, &two] {
+            let machine = service.attach(machine.name.clone());
+            assert_eq!(fetch(&machine, &good).await, "world\n", "{round}: they are left alone");
+        }
+        if round == 0 {
+            service.crash().await;
+        }
+    }
+    let attach = |m: &Machine| service.attach(m.name.clone());
+    let (one, two, listed, off) = (attach(&one), attach(&two), attach(&listed), attach(&off));
+    let client = service.client().clone();
+    // A change that needs one is refused, closes the machine, and can be taken back.
+    assert_eq!(code(client.set_egress(&listed.name, &EgressPolicy::open()).await), ErrorCode::Overloaded);
+    assert_eq!(fetch(&listed, &good).await, "none\n");
+    client.set_egress(&listed.name, &EgressPolicy::allow_list(["good.example"])).await.expect("set again");
+    assert_eq!(fetch(&listed, "http://good.example/").await, "world\n");
+    // A paused machine has none; it stays paused as long as it can have none.
+    client.pause(&one.name).await.expect("paused");
+    let third = with(&mut service, None).await;
+    assert_eq!(code(client.resume(&one.name).await), ErrorCode::Overloaded);
+    assert_eq!(one.record().await.state, mainbrella_client::api::State::Paused);
+    assert_eq!(fetch(&third, &good).await, "world\n");
+    third.stop().await;
+    client.resume(&one.name).await.expect("resumed");
+    assert_eq!(fetch(&one, &good).await, "world\n");
+    full(&mut service).await;
+    // One that is not open any more needs none.
+    client.set_egress(&two.name, &EgressPolicy::allow_list(["good.example"])).await.expect("changed");
+    let before = service.keys();
+    let fourth = with(&mut service, None).await;
+    assert_eq!(fetch(&fourth, &good).await, "world\n");
+    let fourth = service.vmms().into_iter().find(|(key, _)| !before.contains(key)).expect("it runs").1;
+    // As soon as a stop is told, or a VMM is seen to be dead, whoever comes next has its address.
+    one.stop().await;
+    let next = with(&mut service, None).await;
+    assert_eq!(fetch(&next, &good).await, "world\n");
+    full(&mut service).await;
+    host::signal(fourth, rustix::process::Signal::KILL);
+    host::until("the death to be noticed", Duration::from_secs(20), async || living(&service).await == 4).await;
+    let last = with(&mut service, None).await;
+    assert_eq!(fetch(&last, &good).await, "world\n");
+    assert_eq!(fetch(&off, &good).await, "none\n");
+    service.finish().await;
+}

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,11 +14,14 @@ use super::instance::Machine;
 use super::pagemap::{PAGE, VmmMemory};
 use super::process::Process;
 use super::qmp::{Qmp, QmpError};
+use super::sealed_memory::anonymous;
 use super::vmm::chain;
 use crate::error::DriverError;
 
 /// Longest time for saving the devices' state, caches of the disk included.
 const SAVE_PATIENCE: Duration = Duration::from_secs(60);
+/// Room beside what a machine has before it stands still, bytes: it runs on until then.
+const ROOM_MORE: u64 = 16 << 20;
 
 fn stage(e: &QmpError) -> DriverError {
     DriverError::Stage { stage: "capturing the machine", detail: chain(e) }
@@ -78,6 +82,29 @@ pub(super) fn memory(process: &Process, guest_bytes: u64) -> Result<VmmMemory, D
         return Err(DriverError::Stage { stage: "reaching the guest's memory", detail: "the VMM ended".to_owned() });
     }
     memory.map_err(|e| DriverError::io("reaching the guest's memory", e))
+}
+
+/// A file for a copy of a running machine's own pages, with room for about as many as it has now: in memory where there is
+/// plenty of it, else at `path`. Making room is most of the work of a copy, and nobody stands still for it here. Blocks.
+pub(super) fn room(process: &Process, guest_bytes: u64, path: &Path) -> Result<File, DriverError> {
+    let io = |e| DriverError::io("making room for the guest's memory", e);
+    let pages = memory(process, guest_bytes)?.own_pages().map_err(io)?;
+    let now = pages.iter().map(|run| run.pages * PAGE + 8).sum::<u64>();
+    let wanted = (now + now / 8 + ROOM_MORE).min(guest_bytes + ROOM_MORE);
+    if wanted <= available_memory() / 4
+        && let Ok(file) = anonymous("copied-memory", wanted)
+        && rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, wanted).is_ok()
+    {
+        return Ok(file);
+    }
+    File::options().read(true).write(true).create_new(true).open(path).map_err(io)
+}
+
+/// Bytes of memory that the host can give without swapping, as the kernel estimates it.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().map_or(0, |kib| kib * 1024)
 }
 
 /// Copies the pages that are the machine's own into `file`. Blocks.

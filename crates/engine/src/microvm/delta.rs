@@ -18,6 +18,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 
 use sha2::{Digest, Sha256};
@@ -29,6 +30,8 @@ const MAGIC: &[u8; 8] = b"MB-DELTA";
 const VERSION: u32 = 1;
 const HEAD: usize = 72;
 const DIGEST_AT: usize = 40;
+/// Most threads that copy one guest's pages.
+const COPIERS_MAX: usize = 4;
 /// Most pages of a guest: what four bytes can count.
 const PAGES_MAX: u64 = u32::MAX as u64;
 
@@ -58,7 +61,12 @@ impl Delta {
     ///
     /// # Errors
     /// When `runs` are not in order, memory cannot be read, or the file not written.
-    pub fn copy(file: File, memory: &impl GuestMemory, guest_pages: u64, runs: Vec<Run>) -> Result<Self, DeltaError> {
+    pub fn copy(
+        file: File,
+        memory: &(impl GuestMemory + Sync),
+        guest_pages: u64,
+        runs: Vec<Run>,
+    ) -> Result<Self, DeltaError> {
         let pages =
             count(&runs, guest_pages).ok_or(DeltaError::Damaged("would hold pages that are not the guest's"))?;
         let data_at = data_at(runs.len() as u64);
@@ -79,12 +87,26 @@ impl Delta {
         file.write_all_at(&head, 0)?;
         file.set_len(data_at + pages * PAGE)?;
         let delta = Self { file, runs, data_at, pages };
-        delta.each_chunk(|at, in_file, chunk| {
-            memory.read(at, chunk)?;
-            for (offset, part) in filled(chunk) {
-                delta.file.write_all_at(part, in_file + offset as u64)?;
+        // Somebody stands still meanwhile: as many at a time as there are processors for it.
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(COPIERS_MAX);
+        let threads = threads.min(usize::try_from(delta.bytes() / CHUNK as u64).unwrap_or(COPIERS_MAX)).max(1);
+        let work = |nth| {
+            delta.each_chunk((nth, threads), |at, in_file, chunk| {
+                memory.read(at, chunk)?;
+                for (offset, part) in filled(chunk) {
+                    delta.file.write_all_at(part, in_file + offset as u64)?;
+                }
+                Ok(())
+            })
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|nth| scope.spawn(move || work(nth))).collect();
+            let mut outcome = work(0);
+            for other in others {
+                let theirs = other.join().map_err(|_| DeltaError::Io(io::Error::other("a copying thread failed")));
+                outcome = outcome.and(theirs.and_then(|done| done));
             }
-            Ok(())
+            outcome
         })?;
         Ok(delta)
     }
@@ -149,7 +171,7 @@ impl Delta {
     /// # Errors
     /// When the file cannot be read, or memory not written.
     pub fn apply(&self, memory: &impl GuestMemory) -> Result<(), DeltaError> {
-        self.each_chunk(|at, in_file, chunk| {
+        self.each_chunk((0, 1), |at, in_file, chunk| {
             self.file.read_exact_at(chunk, in_file)?;
             memory.write(at, chunk)
         })
@@ -167,15 +189,23 @@ impl Delta {
         &self.file
     }
 
-    /// Calls `work` with place in memory, place in the file, and room, for all that is in it.
-    fn each_chunk(&self, mut work: impl FnMut(u64, u64, &mut [u8]) -> io::Result<()>) -> Result<(), DeltaError> {
+    /// Calls `work` with place in memory, place in the file, and room, for every `of`th piece from the `nth` on.
+    fn each_chunk(
+        &self,
+        (nth, of): (usize, usize),
+        mut work: impl FnMut(u64, u64, &mut [u8]) -> io::Result<()>,
+    ) -> Result<(), DeltaError> {
         let mut buffer = vec![0u8; CHUNK];
         let mut in_file = self.data_at;
         for run in &self.runs {
             let (mut at, end) = (run.first * PAGE, (run.first + run.pages) * PAGE);
             while at < end {
-                let n = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-                work(at, in_file, &mut buffer[..n])?;
+                // Nobody's piece reaches into the next megabyte of the file, whose turn is another's.
+                let room = CHUNK - usize::try_from(in_file % CHUNK as u64).unwrap_or(0);
+                let n = usize::try_from(end - at).unwrap_or(room).min(room);
+                if usize::try_from(in_file / CHUNK as u64).unwrap_or(0) % of == nth {
+                    work(at, in_file, &mut buffer[..n])?;
+                }
                 at += n as u64;
                 in_file += n as u64;
             }
@@ -228,27 +258,27 @@ fn number(from: &[u8], at: usize, bytes: usize) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::cell::RefCell;
+    use std::sync::RwLock;
 
     /// A guest's memory that is only a vector.
-    struct Plain(RefCell<Vec<u8>>);
+    struct Plain(RwLock<Vec<u8>>);
 
     impl Plain {
         fn new(pages: u64, byte: u8) -> Self {
-            Self(RefCell::new(vec![byte; usize::try_from(pages * PAGE).expect("small")]))
+            Self(RwLock::new(vec![byte; usize::try_from(pages * PAGE).expect("small")]))
         }
     }
 
     impl GuestMemory for Plain {
         fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
             let at = usize::try_from(at).expect("small");
-            into.copy_from_slice(&self.0.borrow()[at..at + into.len()]);
+            into.copy_from_slice(&self.0.read().expect("lock")[at..at + into.len()]);
             Ok(())
         }
 
         fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
             let at = usize::try_from(at).expect("small");
-            self.0.borrow_mut()[at..at + from.len()].copy_from_slice(from);
+            self.0.write().expect("lock")[at..at + from.len()].copy_from_slice(from);
             Ok(())
         }
     }
@@ -296,7 +326,7 @@ mod tests {
             let pages = own.len() as u64;
             let memory = Plain::new(pages, 0);
             let mut state = seed | 1;
-            for (n, page) in memory.0.borrow_mut().chunks_exact_mut(4096).enumerate() {
+            for (n, page) in memory.0.write().expect("lock").chunks_exact_mut(4096).enumerate() {
                 // Every fourth stays all zero.
                 if n % 4 != 0 {
                     for word in page.chunks_exact_mut(512) {
@@ -313,9 +343,9 @@ mod tests {
             Delta::open(f, pages).expect("whole").0.apply(&other).expect("apply");
             for (n, own) in own.iter().enumerate() {
                 let range = n * 4096..(n + 1) * 4096;
-                let there = other.0.borrow()[range.clone()].to_vec();
+                let there = other.0.read().expect("lock")[range.clone()].to_vec();
                 if *own {
-                    prop_assert_eq!(&there, &memory.0.borrow()[range], "page {}", n);
+                    prop_assert_eq!(&there, &memory.0.read().expect("lock")[range], "page {}", n);
                 } else {
                     prop_assert!(there.iter().all(|b| *b == 0xEE), "page {} is not of the delta", n);
                 }

@@ -153,7 +153,7 @@ impl Inner {
         let io = |e| DriverError::io("preparing a copy", e);
         let id = uuid::Uuid::now_v7().simple().to_string();
         let (inner, place, uid) = (self.clone(), machine.folder.clone(), machine.vmm.record.uid);
-        let (disk, of) = (id.clone(), machine.key);
+        let (disk, of, source, bytes) = (id.clone(), machine.key, machine.clone(), guest_bytes(machine)?);
         let to = copy.to_owned();
         let files = blocking(move || {
             let mut layers = disks::read(&place).map_err(io)?;
@@ -164,10 +164,10 @@ impl Inner {
             }
             layers.push(disk.clone());
             fs::create_dir(&to).map_err(io)?;
-            let new = |name| File::options().read(true).write(true).create_new(true).open(to.join(name)).map_err(io);
             // Write-only, as QEMU opens it.
             let device = || File::options().write(true).create_new(true).open(to.join(DEVICE)).map_err(io);
-            let files = if kind == SnapshotKind::Full { Some((device()?, new(MEMORY)?)) } else { None };
+            let memory = || capture::room(&source.vmm.process, bytes, &to.join(MEMORY));
+            let files = if kind == SnapshotKind::Full { Some((device()?, memory()?)) } else { None };
             inner.disks.add(&disk, &place.join(OVERLAY)).map_err(io)?;
             inner.disks.hold(of, std::slice::from_ref(&disk));
             disks::write_next(&place, &layers).map_err(io)?;

@@ -148,11 +148,6 @@ impl Machine {
         self.network.lock().await
     }
 
-    /// The number of its seat, while it has one.
-    pub(super) fn seat_index(&self) -> Option<u32> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Seat::index)
-    }
-
     /// Ends what serves its network. The rest ends with its process.
     pub async fn leave_network(&self) {
         let network = self.network.lock().await.take();

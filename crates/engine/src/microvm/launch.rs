@@ -14,10 +14,10 @@ use super::boot::{self, QUICK, blocking};
 use super::command_line::GuestDisk;
 use super::freeze::{FreezeOrder, Frozen, KeptOrder, KeyInputs, find, find_kept, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
+use super::network::refused;
 use super::pause::forget_vmm;
 use super::pool::{Disk, Prepared, awaken, load, prepare};
 use super::qmp::{Event, Qmp};
-use super::seats::Seat;
 use super::vmm::{Vmm, chain, control};
 use super::{Inner, folder, paused};
 use crate::driver::{EgressOrder, ExitReport, LaunchOrder};
@@ -207,8 +207,7 @@ impl Inner {
         device: Option<&File>,
         egress: &EgressOrder,
     ) -> Result<Option<mainbrella_net::Seat>, DriverError> {
-        let index = prepared.vmm.seat.as_ref().map(Seat::index);
-        let seated = self.host.network.attach(prepared.vmm.record.pid, index, egress);
+        let seated = self.host.network.attach(prepared.vmm.record.pid, egress);
         let loaded = async {
             match device {
                 Some(device) => load(prepared, device).await,
@@ -306,9 +305,9 @@ impl Inner {
         if let Err(e) = self.settle_disk(&key, &qmp, &place).await {
             tracing::error!(machine = %key, error = %chain(&e), "the disk of a forked machine is not in order; it cannot be paused or forked");
         }
-        let (pid, index) = (vmm.record.pid, vmm.seat.as_ref().map(Seat::index));
+        let pid = vmm.record.pid;
         let machine = Machine::watch(key, place, vmm, qmp, events, self.fullness(full));
-        match self.host.network.attach(pid, index, egress).await {
+        match self.host.network.attach(pid, egress).await {
             Ok(network) => machine.seat_in(network).await,
             // It fails closed: what served it is gone, and nothing takes its place.
             Err(e) => {
@@ -323,12 +322,9 @@ impl Inner {
     pub(super) async fn set_egress(&self, machine: &Machine, egress: &EgressOrder) -> Result<(), DriverError> {
         let mut network = machine.network().await;
         if let Some(seat) = network.as_mut() {
-            return seat
-                .change(egress.policy.clone())
-                .await
-                .map_err(|e| DriverError::Stage { stage: "changing the machine's network", detail: chain(&e) });
+            return seat.change(egress.policy.clone()).await.map_err(|e| refused("changing the machine's network", &e));
         }
-        *network = self.host.network.attach(machine.vmm.record.pid, machine.seat_index(), egress).await?;
+        *network = self.host.network.attach(machine.vmm.record.pid, egress).await?;
         Ok(())
     }
 

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use ipnet::Ipv4Net;
 use mainbrella_net::namespace::Namespace;
 use mainbrella_net::resolve::{Host, Outside};
-use mainbrella_net::{NetError, Seat, SeatOrder, Uplink, UplinkConfig, rules, tap};
-use mainbrella_types::EgressPolicy;
+use mainbrella_net::{NetError, Seat, SeatOrder, Uplink, UplinkConfig, tap};
 
 use super::block::{self, NetBlock};
 use super::boot::blocking;
@@ -127,30 +126,22 @@ impl Network {
     }
 
     /// Puts the seat of a VMM under `policy`.
-    pub(super) async fn attach(
-        &self,
-        pid: i32,
-        index: Option<u32>,
-        egress: &EgressOrder,
-    ) -> Result<Option<Seat>, DriverError> {
-        let Some(index) = index.filter(|_| self.cards) else {
+    pub(super) async fn attach(&self, pid: i32, egress: &EgressOrder) -> Result<Option<Seat>, DriverError> {
+        if !self.cards {
             if egress.policy.leads_out() {
                 return Err(DriverError::Unsupported("this host gives machines no network".to_owned()));
             }
             return Ok(None);
-        };
-        let stage = |detail| DriverError::Stage { stage: "attaching the machine's network", detail };
-        if egress.policy == EgressPolicy::Open && self.uplink.is_some() && index >= self.seats() {
-            return Err(DriverError::Exhausted(format!(
-                "all {} addresses of the network block for machines are taken",
-                self.seats()
-            )));
         }
+        let stage = |detail| DriverError::Stage { stage: "attaching the machine's network", detail };
         let namespace = Namespace::of_process(pid).map_err(|e| stage(e.to_string()))?;
         let (uplink, outside) = (self.uplink.clone(), self.outside.clone());
         let (log, secrets) = (egress.log.clone(), egress.secrets.clone());
-        let order = SeatOrder { index, namespace, uplink, outside, log, secrets };
-        Seat::attach(order, egress.policy.clone()).await.map(Some).map_err(|e| stage(chain(&e)))
+        let order = SeatOrder { namespace, uplink, outside, log, secrets };
+        Seat::attach(order, egress.policy.clone())
+            .await
+            .map(Some)
+            .map_err(|e| refused("attaching the machine's network", &e))
     }
 
     /// Takes the host's side away. For the end of the service when no machine is left.
@@ -161,10 +152,15 @@ impl Network {
             tracing::warn!(error = %chain(&e), "the rules of this service stay loaded");
         }
     }
+}
 
-    /// Addresses a block has room for; for `doctor`.
-    #[must_use]
-    pub fn seats(&self) -> u32 {
-        self.uplink.as_ref().map_or(0, |u| rules::capacity(u.block()))
+/// Why a policy is not in force.
+pub(super) fn refused(stage: &'static str, e: &NetError) -> DriverError {
+    match e {
+        NetError::Exhausted(count) => DriverError::Exhausted(format!(
+            "this service has addresses for {count} machines with open internet access at once, and all are taken; stop or \
+             pause one, use an allow-list, which needs none, or give the service a larger machine-network"
+        )),
+        e => DriverError::Stage { stage, detail: chain(e) },
     }
 }

@@ -28,7 +28,7 @@ use super::disks::{self, Disks};
 use super::folder::BASE;
 use super::fork::{DEVICE, MEMORY};
 use super::pagemap::PAGE;
-use super::sealed_memory::{CHUNK, extents, runs};
+use super::sealed_memory::{CHUNK, extents, runs, save_sparse};
 use crate::error::DriverError;
 
 const MANIFEST: &str = "manifest.json";
@@ -195,7 +195,13 @@ pub(super) fn publish(
         None => None,
         Some(delta) => {
             let digest = hex::encode(delta.seal().map_err(kept)?);
-            delta.file().sync_all().map_err(io)?;
+            let path = half.join(MEMORY);
+            if path.exists() {
+                sync(&path)?;
+            } else {
+                // It was copied within memory, which is quicker.
+                save_sparse(delta.file(), &path).map_err(io)?;
+            }
             Some(Part { bytes: delta.bytes(), digest })
         }
     };

@@ -95,13 +95,12 @@ fn raw_fragmented_and_forged_packets_do_not_leave() {
     let ground = Ground::new();
     let (one, two) = (ground.guest(), ground.guest());
     ground.run(|uplink| async move {
-        let other = two.guest_order(1, &uplink);
+        let other = two.guest_order(&uplink);
         let _other = Seat::attach(other, EgressPolicy::Open).await.expect("attached");
         let own: Ipv4Addr = "172.31.255.2".parse().expect("an address");
         let public: Ipv4Addr = PUBLIC.parse().expect("an address");
         let neighbour: Ipv4Addr = "10.201.0.6".parse().expect("an address");
-        let mut seat =
-            Seat::attach(one.guest_order(0, &uplink), list(&["good.example"], false)).await.expect("attached");
+        let mut seat = Seat::attach(one.guest_order(&uplink), list(&["good.example"], false)).await.expect("attached");
         for policy in ["allow-list", "open", "off"] {
             let wan = Listener::on(&one.world, "lan");
             let inner = Listener::on(&two.inside, "eth0");
@@ -149,7 +148,7 @@ fn what_the_rules_deny_is_told_with_its_rule() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let order = guest.guest_order(3, &uplink);
+        let order = guest.guest_order(&uplink);
         let log = order.log.clone();
         let mut seat = Seat::attach(order, list(&["good.example"], false)).await.expect("attached");
         let mut seen = 0;
@@ -196,7 +195,7 @@ fn names_of_addresses_in_any_notation_lead_nowhere() {
             ("own.example", vec!["203.0.113.1"]),
         ]);
         let rules = list(&["*.example", "mapped.example:8787", "own.example:8787"], false);
-        let order = SeatOrder { outside: Arc::new(book), ..guest.guest_order(2, &uplink) };
+        let order = SeatOrder { outside: Arc::new(book), ..guest.guest_order(&uplink) };
         let log = order.log.clone();
         let _seat = Seat::attach(order, rules).await.expect("attached");
         for (name, port) in [("mapped.example", 80), ("six.example", 80), ("own.example", 80), ("own.example", 8787)] {
@@ -226,8 +225,7 @@ fn dns_carries_nothing_out() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let _seat =
-            Seat::attach(guest.guest_order(4, &uplink), list(&["*.good.example"], false)).await.expect("attached");
+        let _seat = Seat::attach(guest.guest_order(&uplink), list(&["*.good.example"], false)).await.expect("attached");
         let wan = Listener::on(&guest.world, "lan");
         // Long labels below an allowed name, and below others: answered or refused inside.
         let long = format!("{}.{}.good.example.", "exfil".repeat(12), "b".repeat(63));
@@ -252,9 +250,9 @@ fn a_service_that_comes_back_enforces_what_is_on_record_and_nothing_is_open_mean
     let (listed, off) = (ground.guest(), ground.guest());
     ground.run(|uplink| async move {
         let book = || Book(vec![("good.example", vec![PUBLIC])]);
-        let order = |guest: &Guest, n| SeatOrder { outside: Arc::new(book()), ..guest.guest_order(n, &uplink) };
-        let one = Seat::attach(order(&listed, 0), list(&["good.example"], false)).await.expect("attached");
-        let two = Seat::attach(order(&off, 1), EgressPolicy::Off).await.expect("attached");
+        let order = |guest: &Guest| SeatOrder { outside: Arc::new(book()), ..guest.guest_order(&uplink) };
+        let one = Seat::attach(order(&listed), list(&["good.example"], false)).await.expect("attached");
+        let two = Seat::attach(order(&off), EgressPolicy::Off).await.expect("attached");
         let good = listed.lookup("good.example.", "172.31.255.1").await.expect("an address");
         let fetch = async || listed.get(&format!("{good}:80"), &hello("good.example")).await;
         assert!(fetch().await.is_ok_and(|s| s.starts_with("from")));
@@ -263,8 +261,8 @@ fn a_service_that_comes_back_enforces_what_is_on_record_and_nothing_is_open_mean
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(fetch().await.map_or(true, |s| s.is_empty()), "nobody serves it, nothing leads out");
         assert!(off.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
-        let _one = Seat::attach(order(&listed, 0), list(&["good.example"], false)).await.expect("attached again");
-        let _two = Seat::attach(order(&off, 1), EgressPolicy::Off).await.expect("attached again");
+        let _one = Seat::attach(order(&listed), list(&["good.example"], false)).await.expect("attached again");
+        let _two = Seat::attach(order(&off), EgressPolicy::Off).await.expect("attached again");
         // The address from before stands for nothing now; the connection says the name itself.
         assert!(fetch().await.is_ok_and(|s| s.starts_with("from")));
         assert!(off.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
@@ -277,7 +275,7 @@ fn a_policy_that_cannot_be_put_in_force_lets_nothing_through() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let order = SeatOrder { uplink: None, ..guest.guest_order(0, &uplink) };
+        let order = SeatOrder { uplink: None, ..guest.guest_order(&uplink) };
         assert!(Seat::attach(order, EgressPolicy::Open).await.is_err(), "no way out on this host");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_err());
         // Somebody else holds the proxy's place, which an open machine has no use for.
@@ -285,7 +283,7 @@ fn a_policy_that_cannot_be_put_in_force_lets_nothing_through() {
             .seat
             .run(|| TcpListener::bind("172.31.255.1:3128").map_err(|e| NetError::Io("bind", e)))
             .expect("bound");
-        let mut seat = Seat::attach(guest.guest_order(0, &uplink), EgressPolicy::Open).await.expect("attached");
+        let mut seat = Seat::attach(guest.guest_order(&uplink), EgressPolicy::Open).await.expect("attached");
         assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
         assert!(seat.change(list(&["good.example"], false)).await.is_err());
         assert!(

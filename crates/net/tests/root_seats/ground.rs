@@ -131,13 +131,12 @@ impl Ground {
 }
 
 impl Guest {
-    pub fn guest_order(&self, index: u32, uplink: &Arc<Uplink>) -> SeatOrder {
-        self.order(index, uplink, empty())
+    pub fn guest_order(&self, uplink: &Arc<Uplink>) -> SeatOrder {
+        self.order(uplink, empty())
     }
 
-    pub fn order(&self, index: u32, uplink: &Arc<Uplink>, book: Book) -> SeatOrder {
+    pub fn order(&self, uplink: &Arc<Uplink>, book: Book) -> SeatOrder {
         SeatOrder {
-            index,
             namespace: self.seat.clone(),
             uplink: Some(uplink.clone()),
             outside: Arc::new(book),

@@ -16,7 +16,7 @@ fn a_seat_that_is_off_answers_nothing() {
     let ground = Ground::new();
     let guest = ground.guest();
     ground.run(|uplink| async move {
-        let mut seat = Seat::attach(guest.order(0, &uplink, empty()), EgressPolicy::Off).await.expect("attached");
+        let mut seat = Seat::attach(guest.order(&uplink, empty()), EgressPolicy::Off).await.expect("attached");
         for to in [PUBLIC, PRIVATE, METADATA, "203.0.113.1", "172.31.255.1", "198.18.0.1"] {
             for port in [80, 443, 53, 8787, 3128, 2] {
                 assert!(guest.get(&format!("{to}:{port}"), b"x").await.is_err(), "{to}:{port}");
@@ -35,8 +35,8 @@ fn an_open_seat_reaches_the_public_internet_and_nothing_else() {
     let ground = Ground::new();
     let (one, two) = (ground.guest(), ground.guest());
     ground.run(|uplink| async move {
-        let seat = Seat::attach(one.order(0, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
-        let _other = Seat::attach(two.order(1, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
+        let seat = Seat::attach(one.order(&uplink, empty()), EgressPolicy::Open).await.expect("attached");
+        let _other = Seat::attach(two.order(&uplink, empty()), EgressPolicy::Open).await.expect("attached");
         serve(&two.inside, &["0.0.0.0:80"]);
         let said = one.get(&format!("{PUBLIC}:80"), b"hi").await;
         assert_eq!(said.as_deref(), Ok("from 203.0.113.1: hi"), "translated to the host's own address");
@@ -81,7 +81,7 @@ fn an_allow_list_is_enforced_by_name_whatever_the_address() {
             ("evil.example", vec![OTHER]),
         ]);
         let policy = list(&["good.example", "db.example:5432", "rebind.example", "93.184.216.0/24:443"], false);
-        let mut seat = Seat::attach(guest.order(7, &uplink, book), policy).await.expect("attached");
+        let mut seat = Seat::attach(guest.order(&uplink, book), policy).await.expect("attached");
         let log = seat.log();
         // By name, on the web's ports and on one that never says a name.
         let good = guest.lookup("good.example.", "172.31.255.1").await.expect("an address");
@@ -177,14 +177,12 @@ fn a_seat_ends_with_its_namespace_and_leaves_nothing() {
     };
     let guests: Vec<Guest> = (0..5).map(|_| ground.guest()).collect();
     ground.run(|uplink| async move {
-        for (n, guest) in guests.iter().enumerate() {
-            let index = u32::try_from(n).expect("few");
-            let seat = Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).await.expect("attached");
+        for guest in &guests {
+            let seat = Seat::attach(guest.order(&uplink, empty()), EgressPolicy::Open).await.expect("attached");
             assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
             // The service is gone and comes back: the seat is found as it was.
             seat.close().await;
-            let seat =
-                Seat::attach(guest.order(index, &uplink, empty()), EgressPolicy::Open).await.expect("attached again");
+            let seat = Seat::attach(guest.order(&uplink, empty()), EgressPolicy::Open).await.expect("attached again");
             assert!(guest.get(&format!("{PUBLIC}:80"), b"x").await.is_ok());
             seat.close().await;
         }

@@ -54,7 +54,7 @@ keys! {
     "host-name", "MAINBRELLA_HOST_NAME", "NAME", "local", "Name of this host in machine records; must differ between hosts that share a database.";
     "accel", "MAINBRELLA_ACCEL", "auto|kvm|tcg", "auto", "What executes guest instructions. auto: KVM where a trial boot with it has succeeded.";
     "pool-size", "MAINBRELLA_POOL_SIZE", "N", "1", "Waiting VMM processes for each template size in use, which make creates faster; 0 for none.";
-    "machine-network", "MAINBRELLA_MACHINE_NETWORK", "auto|off|BLOCK", "auto", "How machines get a network. auto: what this host can do, with addresses from a free 10.x.0.0/16; BLOCK: from this private block, e.g. 10.99.0.0/16, four for each machine; off: no machine has one.";
+    "machine-network", "MAINBRELLA_MACHINE_NETWORK", "auto|off|BLOCK", "auto", "How machines get a network. auto: what this host can do, with addresses from a free 10.x.0.0/16; BLOCK: from this private block, e.g. 10.99.0.0/16, four for each machine that is open; off: no machine has one.";
     "qemu", "MAINBRELLA_QEMU", "FILE", "/usr/bin/qemu-system-x86_64", "The QEMU program.";
     "guest-agent", "MAINBRELLA_GUEST_AGENT", "FILE", "", "The guest agent, a static program. Default: mainbrella-guest beside this program.";
     "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
