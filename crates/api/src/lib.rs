@@ -42,8 +42,8 @@ pub use job::{
 };
 pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
 pub use machine::{
-    CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
-    StopResult,
+    CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, OnIdle, Reason, State,
+    StopOutcome, StopResult,
 };
 pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};

@@ -14,6 +14,7 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0020_egress.sql"),
     include_str!("../migrations/0030_secrets.sql"),
     include_str!("../migrations/0040_forks.sql"),
+    include_str!("../migrations/0060_idle.sql"),
 ];
 
 /// The newest version this binary knows.
@@ -93,6 +94,8 @@ mod tests {
                     egress,
                     ttl_ms: 60_000,
                     idle_timeout_ms: None,
+                    on_idle: Default::default(),
+                    auto_resume: false,
                     metadata: Default::default(),
                     env: Default::default(),
                 },
@@ -105,7 +108,7 @@ mod tests {
         // As version 2 left it.
         sql(
             &store,
-            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
+            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN on_idle; ALTER TABLE machines DROP COLUMN auto_resume; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;

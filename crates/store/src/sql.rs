@@ -16,7 +16,7 @@ macro_rules! machine_columns {
         "m.key, m.project, m.id, m.created_at, m.host, m.template, m.size, m.internet, m.ttl_ms, \
          m.spec_idle_timeout_ms, m.metadata, m.env, m.state, m.ending_kind, m.ending_message, m.hard_deadline, \
          m.idle_timeout_ms, m.last_activity, m.running_at, m.ended_at, m.revision, m.egress, \
-         m.forked_from"
+         m.forked_from, m.on_idle, m.auto_resume"
     };
 }
 
@@ -75,8 +75,8 @@ statements! {
 
     MACHINE_INSERT = "INSERT INTO machines (key, project, id, created_at, host, template, size, internet, ttl_ms, \
                       spec_idle_timeout_ms, metadata, env, state, hard_deadline, idle_timeout_ms, last_activity, egress, \
-                      forked_from, revision) \
-                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, 1)";
+                      forked_from, on_idle, auto_resume, revision) \
+                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, 1)";
     METADATA_INSERT = "INSERT INTO machine_metadata (machine_key, project, name, value, created_at) \
                        VALUES ($1, $2, $3, $4, $5)";
     MACHINE_BY_KEY = concat!("SELECT ", machine_columns!(), " FROM machines m WHERE m.key = $1");

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainbrella_guest_protocol::pb;
-use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
+use mainbrella_types::{
+    EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis, OnIdle,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -86,6 +88,13 @@ pub(super) struct Actor {
     /// Whether tasks follow its jobs and contexts; of a machine that was found paused none do before it is resumed.
     pub(super) followed: bool,
     stop_replies: Vec<oneshot::Sender<Result<StopOutcome, EngineError>>>,
+}
+
+/// What a look at a lease comes to.
+enum Due {
+    Nothing,
+    End(Failure),
+    Pause,
 }
 
 /// How an actor's task ended.
@@ -261,7 +270,7 @@ impl Actor {
                             return Begin::Rest;
                         }
                     }
-                    Some(Message::Resume { reply }) => {
+                    Some(Message::Resume { reply } | Message::Wake { reply, .. }) => {
                         let _ = reply.send(Ok(self.record.clone()));
                     }
                     Some(Message::Fork { children, reply }) => {
@@ -274,8 +283,15 @@ impl Actor {
                     }
                 },
                 () = tokio::time::sleep(pause) => {
-                    if let Some(end) = self.lease_over().await {
-                        return Begin::End(end);
+                    match self.lease_over().await {
+                        Due::Nothing => {}
+                        Due::End(end) => return Begin::End(end),
+                        Due::Pause => {
+                            self.pause_idle(&instance).await;
+                            if self.record.state == MachineState::Paused {
+                                return Begin::Rest;
+                            }
+                        }
                     }
                 }
             }
@@ -292,30 +308,36 @@ impl Actor {
         Duration::from_millis(due.max(1)).min(LEASE_LOOK_MAX)
     }
 
-    /// Looks at the lease; says how the machine ends if it is over.
-    async fn lease_over(&mut self) -> Option<Failure> {
+    /// Looks at the lease; says what is due if it is over. Nobody gets in any more then.
+    async fn lease_over(&mut self) -> Due {
         let now = self.world.clock.now();
         let seen = self.shared.gate.last_use();
         let mut lease = self.record.lease;
         lease.touch(seen);
         match lease.ended(now, false) {
             Some(LeaseEnd::Hard) => {
-                Some(Failure { kind: FailureKind::StopDeadline, message: "its hard lease ended".into() })
+                Due::End(Failure { kind: FailureKind::StopDeadline, message: "its hard lease ended".into() })
             }
             Some(LeaseEnd::Idle) => {
                 if self.guest_is_busy().await {
                     self.shared.gate.touch();
                     self.save_activity(ACTIVITY_GRAIN_MS).await;
-                    return None;
+                    return Due::Nothing;
                 }
-                self.shared.gate.close_if_unused_since(seen).then(|| Failure {
-                    kind: FailureKind::StopIdle,
-                    message: "nobody used it for its idle timeout".into(),
-                })
+                if !self.shared.gate.close_if_unused_since(seen) {
+                    return Due::Nothing;
+                }
+                match self.record.spec.on_idle {
+                    OnIdle::Pause => Due::Pause,
+                    OnIdle::Stop => Due::End(Failure {
+                        kind: FailureKind::StopIdle,
+                        message: "nobody used it for its idle timeout".into(),
+                    }),
+                }
             }
             None => {
                 self.save_activity(ACTIVITY_GRAIN_MS).await;
-                None
+                Due::Nothing
             }
         }
     }
@@ -489,7 +511,8 @@ impl Actor {
                         Message::Extend { reply, .. }
                         | Message::SetEgress { reply, .. }
                         | Message::Pause { reply }
-                        | Message::Resume { reply },
+                        | Message::Resume { reply }
+                        | Message::Wake { reply, .. },
                     ) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }

@@ -9,6 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::error::EngineError;
 use crate::journal::KeptSecrets;
+use crate::machine::gate::Pass;
 use crate::machine::handle::MachineHandle;
 use crate::machine::link::silent;
 
@@ -16,6 +17,8 @@ use crate::machine::link::silent;
 /// the other.
 pub struct SecretsTurn {
     machine: MachineHandle,
+    /// Held from the check on, so that the machine goes on running.
+    pass: Option<Pass>,
     _turn: OwnedMutexGuard<()>,
 }
 
@@ -23,7 +26,7 @@ impl MachineHandle {
     /// Waits until nobody else changes the machine's secrets.
     pub async fn secrets_turn(&self) -> SecretsTurn {
         let turn = Arc::clone(&self.shared.secrets).lock_owned().await;
-        SecretsTurn { machine: self.clone(), _turn: turn }
+        SecretsTurn { machine: self.clone(), pass: None, _turn: turn }
     }
 }
 
@@ -32,7 +35,8 @@ impl SecretsTurn {
     ///
     /// # Errors
     /// `egress_locked` when it has no network, `unsupported` when this host has no gateway; when it does not run.
-    pub fn check(&self) -> Result<(), EngineError> {
+    pub async fn check(&mut self) -> Result<(), EngineError> {
+        self.pass = Some(self.machine.enter().await?);
         let instance = self.machine.link()?.instance().ok_or_else(|| self.machine.over())?;
         if !self.machine.record().spec.egress.leads_out() {
             let message = "the machine has no internet, so there is nothing to add a secret to";
@@ -66,7 +70,7 @@ impl SecretsTurn {
         if !believed {
             return Ok(());
         }
-        let _pass = machine.enter()?;
+        let _pass = machine.enter().await?;
         let link = machine.link()?;
         let told = async {
             let client = link.client().await?;

@@ -82,6 +82,10 @@ class MachineInfo:
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
     egress: EgressPolicy = EgressPolicy("off")
     """What it may reach."""
+    on_idle: str = "stop"
+    """What becomes of it after its idle timeout: ``stop`` or ``pause``."""
+    auto_resume: bool = False
+    """Whether its next use resumes it when it is paused."""
 
     @property
     def ended(self) -> bool:
@@ -279,6 +283,8 @@ def parse_machine(data: Any) -> MachineInfo:
         reason=None if reason is None else EndReason(reason.text("code"), reason.text("message")),
         capabilities=f.plain("capabilities"),
         egress=plain if egress is None else parse_policy(egress),
+        on_idle="stop" if f.raw("onIdle") is None else f.text("onIdle"),
+        auto_resume=f.flag_or("autoResume", False),
     )
 
 

@@ -35,8 +35,8 @@ pub(crate) async fn put(
     let (spec, value) = checked(name, body)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let key = handle.record().key;
-    let turn = handle.secrets_turn().await;
-    turn.check()?;
+    let mut turn = handle.secrets_turn().await;
+    turn.check().await?;
     // Two that fill one header of one host would get in each other's way without a word.
     let rival = state.store.secrets(&key).await?.into_iter().find(|other| {
         let place = (&other.spec.host, other.spec.port) == (&spec.host, spec.port);
