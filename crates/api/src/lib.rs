@@ -34,7 +34,7 @@ pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
     MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
 };
-pub use fork::{ForkMachine, ForkResult};
+pub use fork::{ChildReceipt, ForkMachine, ForkResult, ForkedSecret, SecretForChildren, SecretOutcome};
 pub use health::Health;
 pub use job::{
     CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,
@@ -47,7 +47,7 @@ pub use machine::{
 };
 pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
-pub use secret::{Secret, SecretBody, SecretList, SecretRemoved};
+pub use secret::{OnFork, Secret, SecretBody, SecretList, SecretRemoved};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

@@ -15,6 +15,7 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0030_secrets.sql"),
     include_str!("../migrations/0040_forks.sql"),
     include_str!("../migrations/0060_idle.sql"),
+    include_str!("../migrations/0070_secret_on_fork.sql"),
 ];
 
 /// The newest version this binary knows.

@@ -124,11 +124,11 @@ statements! {
                      WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL AND expires_at > $4";
 
     SECRET_COUNT_OTHERS = "SELECT COUNT(*) FROM machine_secrets WHERE machine_key = $1 AND name <> $2";
-    SECRET_PUT = "INSERT INTO machine_secrets (machine_key, name, host, port, header, username, sealed, created_at) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (machine_key, name) DO UPDATE SET \
+    SECRET_PUT = "INSERT INTO machine_secrets (machine_key, name, host, port, header, username, sealed, created_at, on_fork) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (machine_key, name) DO UPDATE SET \
                   host = excluded.host, port = excluded.port, header = excluded.header, username = excluded.username, \
-                  sealed = excluded.sealed, created_at = excluded.created_at";
-    SECRET_LIST = "SELECT s.name, s.host, s.port, s.header, s.username, s.sealed, s.created_at FROM machine_secrets s \
+                  sealed = excluded.sealed, created_at = excluded.created_at, on_fork = excluded.on_fork";
+    SECRET_LIST = "SELECT s.name, s.host, s.port, s.header, s.username, s.sealed, s.created_at, s.on_fork FROM machine_secrets s \
                    WHERE s.machine_key = $1 ORDER BY s.name";
     SECRET_REMOVE = "DELETE FROM machine_secrets WHERE machine_key = $1 AND name = $2";
     SECRETS_FORGET = "DELETE FROM machine_secrets WHERE machine_key = $1";

@@ -22,6 +22,7 @@ use crate::machine::gate::Gate;
 use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
 use crate::machine::jobs::{self, Shelf};
 use crate::machine::link::{Identity, Link};
+use crate::machine::secrets;
 
 /// Messages that may wait for an actor.
 const QUEUE: usize = 64;
@@ -214,8 +215,10 @@ impl Actor {
     /// Tells a machine that was just restored who it is, and lets callers in. On failure the caller ends it.
     async fn introduce(&mut self, instance: Arc<dyn Instance>) -> Result<Arc<dyn Instance>, Failure> {
         let link = Arc::new(Link::new(identity_of(&self.record)));
+        // A copy that has secrets has an authority of its own; it runs with that of its source until it is told.
+        let trust = self.shared.shelf.secrets().certificate().map(|pem| secrets::trust(&pem));
         let introduced = tokio::select! {
-            done = link.introduce(Arc::clone(&instance), self.world.config.ready_deadline) => done,
+            done = link.introduce_believing(Arc::clone(&instance), self.world.config.ready_deadline, trust) => done,
             report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
                 .because(report.to_string())),
         };

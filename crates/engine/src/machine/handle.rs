@@ -261,6 +261,14 @@ impl MachineHandle {
         self.ask(Message::Resume { reply }, answer).await
     }
 
+    /// Brings the machine back if it is paused and comes back by itself.
+    ///
+    /// # Errors
+    /// `machine_not_running`; or why it could not be brought back: it stays paused then, unless it is lost.
+    pub async fn awake(&self) -> Result<(), EngineError> {
+        self.enter().await.map(drop)
+    }
+
     /// Has copies of the machine made; they are in the driver's hand alone.
     pub(crate) async fn fork(&self, children: Vec<ForkOrder>) -> Result<Forked, EngineError> {
         let _pass = self.enter().await?;

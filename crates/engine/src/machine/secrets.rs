@@ -30,6 +30,15 @@ impl MachineHandle {
     }
 }
 
+/// What has a guest believe an authority.
+pub(super) fn trust(pem: &str) -> pb::TrustRequest {
+    pb::TrustRequest {
+        certificate: pem.as_bytes().to_vec(),
+        subject_hash: SUBJECT_HASH.to_owned(),
+        ..Default::default()
+    }
+}
+
 impl SecretsTurn {
     /// Whether the machine's gateway can add anything.
     ///
@@ -61,11 +70,7 @@ impl SecretsTurn {
     /// do not believe the host until this is repeated.
     pub async fn put_in_force(self, kept: KeptSecrets, believed: bool) -> Result<(), EngineError> {
         let machine = &self.machine;
-        let request = pb::TrustRequest {
-            certificate: kept.authority.pem().as_bytes().to_vec(),
-            subject_hash: SUBJECT_HASH.to_owned(),
-            ..Default::default()
-        };
+        let request = trust(kept.authority.pem());
         machine.shared.shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets);
         if !believed {
             return Ok(());

@@ -94,6 +94,22 @@ class MachineInfo:
 
 
 @dataclass(frozen=True)
+class ForkReceipt:
+    """What was done for a copy of a machine."""
+
+    secrets: dict[str, str]
+    """The secrets of the source by name: ``dropped``, ``inherited`` or ``reissued``."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What a fork made: the children, and what was done for each that runs, by ``(id, created_at)``."""
+
+    children: list[MachineInfo]
+    receipts: dict[tuple[str, str], ForkReceipt]
+
+
+@dataclass(frozen=True)
 class StopResult:
     """Whether that exact generation is gone. ``uncertain``: ask again, stopping is idempotent."""
 
@@ -288,9 +304,19 @@ def parse_machine(data: Any) -> MachineInfo:
     )
 
 
-def parse_fork(data: Any) -> list[MachineInfo]:
-    """The children of a fork."""
-    return [parse_machine(child) for child in Fields(data, "fork").objects("children")]
+def parse_fork(data: Any) -> Forked:
+    """A ``ForkResult`` of the wire."""
+    f = Fields(data, "fork")
+    receipts = f.objects("receipts") if f.raw("receipts") is not None else []
+    return Forked(
+        [parse_machine(child) for child in f.objects("children")],
+        {(r.text("id"), r.text("createdAt")): _receipt(r) for r in (Fields(entry, "receipt") for entry in receipts)},
+    )
+
+
+def _receipt(f: Fields) -> ForkReceipt:
+    secrets = [Fields(entry, "secret") for entry in f.objects("secrets")]
+    return ForkReceipt(secrets={s.text("name"): s.text("outcome") for s in secrets})
 
 
 def parse_policy(f: Fields) -> EgressPolicy:
