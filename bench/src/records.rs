@@ -37,6 +37,8 @@ pub async fn fill(data: &Path, count: usize) -> Result<(), Fault> {
                 egress: Default::default(),
                 ttl_ms: 3_600_000,
                 idle_timeout_ms: None,
+                on_idle: Default::default(),
+                auto_resume: false,
                 metadata: BTreeMap::from([("team".to_owned(), format!("team-{}", n % 50))]),
                 env: BTreeMap::new(),
             },

@@ -180,6 +180,9 @@ pub struct Persistence {
     pub memory_snapshot: bool,
     /// Pause and resume.
     pub pause_resume: bool,
+    /// A machine can be paused instead of ended when nobody uses it, and resumed by the next use.
+    #[serde(default)]
+    pub auto_pause: bool,
     /// Live copies.
     pub fork: bool,
     /// A fresh address for the same machine.

@@ -34,7 +34,7 @@ pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
     MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
 };
-pub use fork::{ForkMachine, ForkResult};
+pub use fork::{ChildReceipt, ForkMachine, ForkResult, ForkedSecret, SecretForChildren, SecretOutcome};
 pub use health::Health;
 pub use job::{
     CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,
@@ -42,12 +42,12 @@ pub use job::{
 };
 pub use key::{CreateKey, Key, KeyList, KeyRole, NewKey};
 pub use machine::{
-    CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, Reason, State, StopOutcome,
-    StopResult,
+    CreateMachine, ExtendMachine, Machine, MachineCapabilities, MachineLimits, MachineList, OnIdle, Reason, State,
+    StopOutcome, StopResult,
 };
 pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
-pub use secret::{Secret, SecretBody, SecretList, SecretRemoved};
+pub use secret::{OnFork, Secret, SecretBody, SecretList, SecretRemoved};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainbrella_types::MachineState;
+use mainbrella_types::machine::OnIdle as Idle;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -70,6 +71,41 @@ impl From<State> for MachineState {
             State::Stopping => Self::Stopping,
             State::Stopped => Self::Stopped,
             State::Failed => Self::Failed,
+        }
+    }
+}
+
+/// What becomes of a machine that nobody used for its idle timeout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnIdle {
+    /// It ends.
+    #[default]
+    Stop,
+    /// It is paused.
+    Pause,
+}
+
+impl OnIdle {
+    fn is_stop(&self) -> bool {
+        *self == Self::Stop
+    }
+}
+
+impl From<Idle> for OnIdle {
+    fn from(idle: Idle) -> Self {
+        match idle {
+            Idle::Stop => Self::Stop,
+            Idle::Pause => Self::Pause,
+        }
+    }
+}
+
+impl From<OnIdle> for Idle {
+    fn from(idle: OnIdle) -> Self {
+        match idle {
+            OnIdle::Stop => Self::Stop,
+            OnIdle::Pause => Self::Pause,
         }
     }
 }
@@ -151,8 +187,15 @@ pub struct Machine {
     pub hard_deadline_ms: i64,
     /// How long it may be unused, seconds; `null`: as long as it likes.
     pub idle_timeout_seconds: Option<u64>,
-    /// When it ends if nobody uses it, Unix milliseconds; `null` without an idle timeout. A running command holds this off.
+    /// When `onIdle` happens if nobody uses it, Unix milliseconds; `null` without an idle timeout, and while it is paused. A running
+    /// command holds this off.
     pub idle_deadline_ms: Option<i64>,
+    /// What becomes of it then.
+    #[serde(default)]
+    pub on_idle: OnIdle,
+    /// Whether the next call or preview request that needs it to run resumes it, when it is paused.
+    #[serde(default)]
+    pub auto_resume: bool,
     /// When it first answered, Unix milliseconds.
     pub started_at_ms: Option<i64>,
     /// When it ended, Unix milliseconds.
@@ -189,6 +232,14 @@ pub struct CreateMachine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 5, maximum = 604_800)]
     pub idle_timeout_seconds: Option<u64>,
+    /// What becomes of it after its idle timeout, which `pause` needs: it ends, or it is paused until it is used again. `pause` is
+    /// refused where `persistence.autoPause` of `/v1/capabilities` is false.
+    #[serde(default, skip_serializing_if = "OnIdle::is_stop")]
+    pub on_idle: OnIdle,
+    /// Whether the next call or preview request that needs it to run resumes it, however it came to be paused; `null`: yes with
+    /// `onIdle` `pause`, else no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_resume: Option<bool>,
     /// Whether it may reach the internet; `null`: `networking.internetDefault` of `/v1/capabilities`. `false` holds for
     /// the whole generation; it is refused when this host cannot enforce it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,6 +268,8 @@ impl CreateMachine {
             slot: None,
             ttl_seconds: None,
             idle_timeout_seconds: None,
+            on_idle: OnIdle::Stop,
+            auto_resume: None,
             internet: None,
             egress: None,
             persistent: false,
@@ -235,6 +288,8 @@ impl std::fmt::Debug for CreateMachine {
             .field("slot", &self.slot)
             .field("ttl_seconds", &self.ttl_seconds)
             .field("idle_timeout_seconds", &self.idle_timeout_seconds)
+            .field("on_idle", &self.on_idle)
+            .field("auto_resume", &self.auto_resume)
             .field("internet", &self.internet)
             .field("egress", &self.egress)
             .field("persistent", &self.persistent)

@@ -1,7 +1,43 @@
 //! Secrets outside the guest: credentials that the gateway adds to requests for one host.
 
+use mainbrella_types::secret::OnFork as Policy;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+/// What a fork gives each child of a secret.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFork {
+    /// Nothing: it stays with the machine it was put for.
+    #[default]
+    Drop,
+    /// The same value, as a secret of the child's own.
+    Inherit,
+}
+
+impl OnFork {
+    fn is_drop(&self) -> bool {
+        *self == Self::Drop
+    }
+}
+
+impl From<Policy> for OnFork {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Drop => Self::Drop,
+            Policy::Inherit => Self::Inherit,
+        }
+    }
+}
+
+impl From<OnFork> for Policy {
+    fn from(policy: OnFork) -> Self {
+        match policy {
+            OnFork::Drop => Self::Drop,
+            OnFork::Inherit => Self::Inherit,
+        }
+    }
+}
 
 /// Puts a secret. Exactly one of `header` and `username` is given.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,6 +60,9 @@ pub struct SecretBody {
     /// The value: 1 to 8192 visible ASCII characters, with spaces only inside. Never told again.
     #[schema(min_length = 1, max_length = 8192, write_only)]
     pub value: String,
+    /// What a fork of the machine gives each child of it, unless the fork says otherwise.
+    #[serde(default, skip_serializing_if = "OnFork::is_drop")]
+    pub on_fork: OnFork,
 }
 
 /// The value is not shown.
@@ -34,6 +73,7 @@ impl std::fmt::Debug for SecretBody {
             .field("port", &self.port)
             .field("header", &self.header)
             .field("username", &self.username)
+            .field("on_fork", &self.on_fork)
             .finish_non_exhaustive()
     }
 }
@@ -52,6 +92,9 @@ pub struct Secret {
     pub header: Option<String>,
     /// The user whose password it is, in HTTP basic credentials.
     pub username: Option<String>,
+    /// What a fork of the machine gives each child of it.
+    #[serde(default)]
+    pub on_fork: OnFork,
     /// When it was put, RFC 3339.
     pub created_at: String,
 }
@@ -84,6 +127,7 @@ mod tests {
             header: Some("Authorization".into()),
             username: None,
             value: "Bearer s3cr3t".into(),
+            on_fork: OnFork::Drop,
         };
         let shown = format!("{body:?} {body:#?}");
         assert!(shown.contains("api.example.com") && !shown.contains("s3cr3t"), "{shown}");

@@ -177,13 +177,28 @@ impl Engine {
         let policy = source.record().spec.egress;
         let mut orders = Vec::new();
         let mut begun = Vec::new();
+        let mut unread = None;
         for child in children {
             // Its log and its secrets are the ones its seat has from the first moment.
             let shelf = self.inner.shelves.fresh(child.key);
+            if policy.leads_out() {
+                match self.inner.world.journal.secrets(&child.key).await {
+                    Ok(Some(kept)) => shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets),
+                    Ok(None) => {}
+                    Err(e) => unread = Some(e),
+                }
+            }
             orders.push(ForkOrder { key: child.key, egress: shelf.egress_order(policy.clone()) });
             begun.push((child, shelf));
         }
-        let forked = match source.fork(orders).await {
+        let forked = match unread {
+            Some(e) => {
+                let message = "the secrets of the copies could not be read";
+                Err(EngineError::new(ErrorCode::Internal, message).because(e.to_string()))
+            }
+            None => source.fork(orders).await,
+        };
+        let forked = match forked {
             Ok(forked) => forked,
             Err(e) => {
                 // Their actors remove what may be there of them.

@@ -3,7 +3,7 @@
 use mainbrella_api::capabilities::Jail;
 use mainbrella_api::{EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, Template};
 use mainbrella_engine::driver::TemplateInfo;
-use mainbrella_types::{DriverReport, JailReport, MachineRecord, SizeClass};
+use mainbrella_types::{DriverReport, JailReport, MachineRecord, MachineState, SizeClass};
 
 use crate::error::sentence;
 
@@ -55,7 +55,9 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
         limits: MachineLimits { memory_mib: size.memory_mib, vcpus: size.vcpus, disk_mib: size.disk_mib },
         hard_deadline_ms: record.lease.hard_deadline.0,
         idle_timeout_seconds: record.lease.idle_timeout_ms.map(|ms| ms / 1000),
-        idle_deadline_ms: record.lease.idle_deadline().map(|m| m.0),
+        idle_deadline_ms: record.lease.idle_deadline().filter(|_| record.state != MachineState::Paused).map(|m| m.0),
+        on_idle: record.spec.on_idle.into(),
+        auto_resume: record.spec.auto_resume,
         started_at_ms: record.running_at.map(|m| m.0),
         ended_at_ms: record.ended_at.map(|m| m.0),
         reason: record

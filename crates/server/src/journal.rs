@@ -96,6 +96,8 @@ mod tests {
                 egress: Default::default(),
                 ttl_ms: 60_000,
                 idle_timeout_ms: None,
+                on_idle: Default::default(),
+                auto_resume: false,
                 metadata: Default::default(),
                 env: Default::default(),
             },

@@ -12,6 +12,7 @@ mod directory;
 pub mod error;
 mod extract;
 mod fence;
+mod heirs;
 mod idempotency;
 mod images;
 pub mod journal;

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use chacha20poly1305::aead::{Aead as _, KeyInit as _, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use hmac::Mac as _;
 use mainbrella_engine::{Authority, KeptSecrets, Secret};
 use mainbrella_store::{SecretRecord, Store};
 use mainbrella_types::secret::SecretError;
@@ -59,6 +60,20 @@ impl Vault {
         self.seal(&value_of(machine, name), value.reveal().as_bytes())
     }
 
+    /// The value of a machine's secret.
+    pub(crate) fn value(&self, machine: &GenerationKey, record: &SecretRecord) -> ApiResult<SecretValue> {
+        let bytes = self.open(&value_of(machine, record.spec.name.as_str()), &record.sealed)?;
+        let value = String::from_utf8(bytes).map_err(|_| SecretError::Value).and_then(SecretValue::new);
+        value.map_err(|e| ApiError::internal(e.to_string()))
+    }
+
+    /// What stands for a value where two are compared that must not be kept: it tells nothing to who has not the key.
+    pub(crate) fn stand_in(&self, value: &str) -> ApiResult<String> {
+        let mut mac = self.0.mac(b"mainbrella secret stand-in 1\0")?;
+        mac.update(value.as_bytes());
+        Ok(hex::encode(mac.finalize().into_bytes()))
+    }
+
     /// A new authority for a machine, sealed.
     pub(crate) fn new_authority(&self, machine: &GenerationKey) -> ApiResult<Vec<u8>> {
         let authority = Authority::generate().map_err(|e| ApiError::internal(e.to_string()))?;
@@ -71,10 +86,9 @@ impl Vault {
         let key = self.open(&authority_of(machine), &sealed)?;
         let authority = Authority::from_key(&key).map_err(|e| ApiError::internal(e.to_string()))?;
         let mut secrets = Vec::new();
-        for SecretRecord { spec, sealed, .. } in store.secrets(machine).await? {
-            let bytes = self.open(&value_of(machine, spec.name.as_str()), &sealed)?;
-            let value = String::from_utf8(bytes).map_err(|_| SecretError::Value).and_then(SecretValue::new);
-            secrets.push(Secret { spec, value: value.map_err(|e| ApiError::internal(e.to_string()))? });
+        for record in store.secrets(machine).await? {
+            let value = self.value(machine, &record)?;
+            secrets.push(Secret { spec: record.spec, value });
         }
         Ok(Some(KeptSecrets { authority, secrets }))
     }

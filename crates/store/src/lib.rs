@@ -25,7 +25,7 @@ pub use keys::{ApiKey, KEY_ID_MAX, KeyPage, KeyRole, LAST_USED_STEP_MS, NewApiKe
 pub use list::{Cursor, ListQuery, Page};
 pub use machines::{Applied, BeginCreate, BeginFork, Idempotency, MachineChange, NewMachine, Refusal};
 pub use previews::{BeginPreview, PreviewRecord};
-pub use secrets::{PutSecret, SecretRecord};
+pub use secrets::{NewSecrets, PutSecret, SecretRecord};
 pub use sweep::Swept;
 
 use backend::Backend;

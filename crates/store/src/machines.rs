@@ -9,7 +9,8 @@ use mainbrella_types::{
 use crate::backend::{Arg, Row, Tx};
 use crate::error::{Result, StoreError};
 use crate::record::{self, key_arg};
-use crate::{Store, secrets, sql};
+use crate::secrets::{self, NewSecrets};
+use crate::{Store, sql};
 
 /// The operation under which idempotency keys of create are kept.
 const CREATE: &str = "machine.create";
@@ -199,15 +200,21 @@ impl Store {
         Ok(answer)
     }
 
-    /// Makes the intent to have all of `children` durable, in one transaction; none has a slot of its own choice.
+    /// Makes the intent to have all of `children` durable, in one transaction, with the secrets that some of them have; none has a slot of
+    /// its own choice.
     ///
     /// # Errors
     /// As [`Store::begin_create`].
-    pub async fn begin_fork(&self, children: &[NewMachine], idempotency: Option<&Idempotency>) -> Result<BeginFork> {
+    pub async fn begin_fork(
+        &self,
+        children: &[NewMachine],
+        kept: &[NewSecrets],
+        idempotency: Option<&Idempotency>,
+    ) -> Result<BeginFork> {
         let mut tx = self.db.begin().await?;
         let (mut fresh, mut before) = (Vec::new(), Vec::new());
         for (n, child) in children.iter().enumerate() {
-            let own = idempotency.map(|id| Idempotency { key: format!("{n} {}", id.key), body_hash: id.body_hash });
+            let own = idempotency.map(|id| of_child(id, n));
             match create_in(&mut tx, child, FORK, own.as_ref()).await? {
                 BeginCreate::Fresh(record) => fresh.push(record),
                 BeginCreate::Replay(record) => before.push(record),
@@ -222,11 +229,42 @@ impl Store {
             }
         }
         if before.is_empty() {
+            for new in kept {
+                secrets::begin(&mut tx, new).await?;
+            }
             tx.commit().await?;
             return Ok(BeginFork::Fresh(fresh));
         }
         tx.rollback().await?;
         Ok(BeginFork::Replay(before))
+    }
+
+    /// What an earlier fork into `count` children with this key became: [`BeginFork::Replay`] or [`BeginFork::KeyConflict`]; `None` when
+    /// the key is not in use.
+    ///
+    /// # Errors
+    /// What befell the database.
+    pub async fn find_fork(
+        &self,
+        project: &ProjectId,
+        id: &Idempotency,
+        count: usize,
+        now: Millis,
+    ) -> Result<Option<BeginFork>> {
+        let mut before = Vec::new();
+        for n in 0..count {
+            let own = of_child(id, n);
+            match self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, FORK, &own, now)).await? {
+                Some(row) => match replay(&row, &own)? {
+                    BeginCreate::Replay(record) => before.push(record),
+                    _ => return Ok(Some(BeginFork::KeyConflict)),
+                },
+                None if n == 0 => return Ok(None),
+                // The children of one fork are written together.
+                None => return Ok(Some(BeginFork::KeyConflict)),
+            }
+        }
+        Ok(Some(BeginFork::Replay(before)))
     }
 
     /// What an earlier create with this key became: [`BeginCreate::Replay`] or [`BeginCreate::KeyConflict`]; `None`
@@ -327,6 +365,11 @@ impl Store {
 
 async fn fetch(tx: &mut Tx, key: &GenerationKey) -> Result<Option<MachineRecord>> {
     tx.fetch_optional(sql::MACHINE_BY_KEY, &[key_arg(key)]).await?.map(|row| record::machine(&row)).transpose()
+}
+
+/// The key of one child under the key of its fork.
+fn of_child(id: &Idempotency, n: usize) -> Idempotency {
+    Idempotency { key: format!("{n} {}", id.key), body_hash: id.body_hash }
 }
 
 fn replay_args(project: &ProjectId, operation: &str, id: &Idempotency, now: Millis) -> [Arg; 4] {

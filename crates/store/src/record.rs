@@ -10,7 +10,7 @@ use crate::backend::{Arg, Row};
 use crate::error::{Result, StoreError};
 
 /// How many columns `machine` reads; further ones may follow.
-pub(crate) const MACHINE_COLUMNS: usize = 24;
+pub(crate) const MACHINE_COLUMNS: usize = 26;
 
 fn parsed<T>(text: &str) -> Result<T>
 where
@@ -55,6 +55,8 @@ pub(crate) fn machine(row: &Row) -> Result<MachineRecord> {
             egress: egress(row.int(7)? != 0, row.maybe_text(21)?),
             ttl_ms: unsigned(row.int(8)?)?,
             idle_timeout_ms: row.maybe_int(9)?.map(unsigned).transpose()?,
+            on_idle: row.maybe_text(24)?.map(|text| parsed(&text)).transpose()?.unwrap_or_default(),
+            auto_resume: row.maybe_int(25)?.is_some_and(|flag| flag != 0),
             metadata: map(&row.text(10)?)?,
             env: map(&row.text(11)?)?,
         },
@@ -109,6 +111,8 @@ pub(crate) fn insert_args(r: &MachineRecord) -> Result<Vec<Arg>> {
         Arg::Text(r.spec.egress.to_string()),
         Arg::MaybeText(r.forked_from.as_ref().map(ToString::to_string)),
         Arg::MaybeText(r.restored_from.as_ref().map(ToString::to_string)),
+        Arg::text(r.spec.on_idle.as_str()),
+        Arg::Int(i64::from(r.spec.auto_resume)),
     ])
 }
 

@@ -15,6 +15,8 @@ const VERSIONS: &[&str] = &[
     include_str!("../migrations/0030_secrets.sql"),
     include_str!("../migrations/0040_forks.sql"),
     include_str!("../migrations/0050_snapshots.sql"),
+    include_str!("../migrations/0060_idle.sql"),
+    include_str!("../migrations/0070_secret_on_fork.sql"),
 ];
 
 /// The newest version this binary knows.
@@ -94,6 +96,8 @@ mod tests {
                     egress,
                     ttl_ms: 60_000,
                     idle_timeout_ms: None,
+                    on_idle: Default::default(),
+                    auto_resume: false,
                     metadata: Default::default(),
                     env: Default::default(),
                 },
@@ -107,7 +111,7 @@ mod tests {
         // As version 2 left it.
         sql(
             &store,
-            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
+            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN on_idle; ALTER TABLE machines DROP COLUMN auto_resume; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;

@@ -2,7 +2,7 @@
 //! lives.
 
 use mainbrella_types::limits::SECRETS_MAX;
-use mainbrella_types::secret::SecretError;
+use mainbrella_types::secret::{OnFork, SecretError};
 use mainbrella_types::{GenerationKey, HostName, Millis, Placement, SecretSpec};
 
 use crate::backend::{Arg, Row, Tx};
@@ -19,6 +19,19 @@ pub struct SecretRecord {
     pub sealed: Vec<u8>,
     /// When it was put.
     pub created_at: Millis,
+    /// What a fork gives its children of it.
+    pub on_fork: OnFork,
+}
+
+/// The secrets a machine is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSecrets {
+    /// The machine.
+    pub machine: GenerationKey,
+    /// The key of its authority, sealed.
+    pub authority: Vec<u8>,
+    /// What it has, all sealed for it.
+    pub secrets: Vec<SecretRecord>,
 }
 
 /// What became of the wish to keep a secret.
@@ -50,21 +63,7 @@ impl Store {
             tx.rollback().await?;
             return Ok(PutSecret::TooMany);
         }
-        let (header, username) = match &new.spec.placement {
-            Placement::Header(name) => (Some(name.clone()), None),
-            Placement::Basic(username) => (None, Some(username.clone())),
-        };
-        let args = [
-            key_arg(machine),
-            Arg::text(new.spec.name.as_str()),
-            Arg::text(new.spec.host.as_str()),
-            Arg::Int(new.spec.port.into()),
-            Arg::MaybeText(header),
-            Arg::MaybeText(username),
-            Arg::Bytes(new.sealed.clone()),
-            Arg::Int(new.created_at.0),
-        ];
-        tx.execute(sql::SECRET_PUT, &args).await?;
+        tx.execute(sql::SECRET_PUT, &put_args(machine, new)).await?;
         tx.execute(sql::AUTHORITY_KEEP, &[key_arg(machine), Arg::Bytes(authority.to_vec())]).await?;
         tx.commit().await?;
         Ok(PutSecret::Kept)
@@ -100,6 +99,33 @@ impl Store {
     }
 }
 
+fn put_args(machine: &GenerationKey, new: &SecretRecord) -> [Arg; 9] {
+    let (header, username) = match &new.spec.placement {
+        Placement::Header(name) => (Some(name.clone()), None),
+        Placement::Basic(username) => (None, Some(username.clone())),
+    };
+    [
+        key_arg(machine),
+        Arg::text(new.spec.name.as_str()),
+        Arg::text(new.spec.host.as_str()),
+        Arg::Int(new.spec.port.into()),
+        Arg::MaybeText(header),
+        Arg::MaybeText(username),
+        Arg::Bytes(new.sealed.clone()),
+        Arg::Int(new.created_at.0),
+        Arg::text(new.on_fork.as_str()),
+    ]
+}
+
+/// Keeps what a machine is made with, in the transaction of its intent.
+pub(crate) async fn begin(tx: &mut Tx, new: &NewSecrets) -> Result<()> {
+    tx.execute(sql::AUTHORITY_KEEP, &[key_arg(&new.machine), Arg::Bytes(new.authority.clone())]).await?;
+    for secret in &new.secrets {
+        tx.execute(sql::SECRET_PUT, &put_args(&new.machine, secret)).await?;
+    }
+    Ok(())
+}
+
 /// Forgets all of a machine that ends.
 pub(crate) async fn forget(tx: &mut Tx, machine: &GenerationKey) -> Result<()> {
     tx.execute(sql::SECRETS_FORGET, &[key_arg(machine)]).await?;
@@ -124,5 +150,6 @@ fn secret(row: &Row) -> Result<SecretRecord> {
         },
         sealed: row.bytes(5)?,
         created_at: Millis(row.int(6)?),
+        on_fork: row.maybe_text(7)?.map(|text| text.parse().map_err(broken)).transpose()?.unwrap_or_default(),
     })
 }

@@ -16,7 +16,7 @@ macro_rules! machine_columns {
         "m.key, m.project, m.id, m.created_at, m.host, m.template, m.size, m.internet, m.ttl_ms, \
          m.spec_idle_timeout_ms, m.metadata, m.env, m.state, m.ending_kind, m.ending_message, m.hard_deadline, \
          m.idle_timeout_ms, m.last_activity, m.running_at, m.ended_at, m.revision, m.egress, \
-         m.forked_from, m.restored_from"
+         m.forked_from, m.restored_from, m.on_idle, m.auto_resume"
     };
 }
 
@@ -75,8 +75,8 @@ statements! {
 
     MACHINE_INSERT = "INSERT INTO machines (key, project, id, created_at, host, template, size, internet, ttl_ms, \
                       spec_idle_timeout_ms, metadata, env, state, hard_deadline, idle_timeout_ms, last_activity, egress, \
-                      forked_from, restored_from, revision) \
-                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, 1)";
+                      forked_from, restored_from, on_idle, auto_resume, revision) \
+                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, 1)";
     METADATA_INSERT = "INSERT INTO machine_metadata (machine_key, project, name, value, created_at) \
                        VALUES ($1, $2, $3, $4, $5)";
     MACHINE_BY_KEY = concat!("SELECT ", machine_columns!(), " FROM machines m WHERE m.key = $1");
@@ -124,11 +124,11 @@ statements! {
                      WHERE machine_key = $1 AND id = $2 AND revoked_at IS NULL AND expires_at > $4";
 
     SECRET_COUNT_OTHERS = "SELECT COUNT(*) FROM machine_secrets WHERE machine_key = $1 AND name <> $2";
-    SECRET_PUT = "INSERT INTO machine_secrets (machine_key, name, host, port, header, username, sealed, created_at) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (machine_key, name) DO UPDATE SET \
+    SECRET_PUT = "INSERT INTO machine_secrets (machine_key, name, host, port, header, username, sealed, created_at, on_fork) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (machine_key, name) DO UPDATE SET \
                   host = excluded.host, port = excluded.port, header = excluded.header, username = excluded.username, \
-                  sealed = excluded.sealed, created_at = excluded.created_at";
-    SECRET_LIST = "SELECT s.name, s.host, s.port, s.header, s.username, s.sealed, s.created_at FROM machine_secrets s \
+                  sealed = excluded.sealed, created_at = excluded.created_at, on_fork = excluded.on_fork";
+    SECRET_LIST = "SELECT s.name, s.host, s.port, s.header, s.username, s.sealed, s.created_at, s.on_fork FROM machine_secrets s \
                    WHERE s.machine_key = $1 ORDER BY s.name";
     SECRET_REMOVE = "DELETE FROM machine_secrets WHERE machine_key = $1 AND name = $2";
     SECRETS_FORGET = "DELETE FROM machine_secrets WHERE machine_key = $1";

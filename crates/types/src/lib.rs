@@ -23,7 +23,7 @@ pub use egress::{AllowList, Decision, Denial, EgressPolicy, EgressRule, HostName
 pub use error::{ErrorCode, Retry};
 pub use id::{Generation, GenerationKey, IdError, MachineId, ProjectId, TemplateName};
 pub use lease::{Lease, LeaseEnd};
-pub use machine::{MachineRecord, MachineSpec};
+pub use machine::{MachineRecord, MachineSpec, OnIdle};
 pub use secret::{Placement, SecretName, SecretSpec, SecretValue};
 pub use signal::Signal;
 pub use size::{SizeClass, SizeSpec};

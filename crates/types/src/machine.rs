@@ -11,6 +11,39 @@ use crate::snapshot::SnapshotKey;
 use crate::state::{Failure, MachineState};
 use crate::time::Millis;
 
+/// What becomes of a machine that nobody used for its idle timeout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnIdle {
+    /// It ends.
+    #[default]
+    Stop,
+    /// It is paused.
+    Pause,
+}
+
+impl OnIdle {
+    /// The wire name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Pause => "pause",
+        }
+    }
+}
+
+impl std::str::FromStr for OnIdle {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        match text {
+            "stop" => Ok(Self::Stop),
+            "pause" => Ok(Self::Pause),
+            _ => Err(IdError::new("onIdle", "stop or pause")),
+        }
+    }
+}
+
 /// What a caller asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSpec {
@@ -24,6 +57,10 @@ pub struct MachineSpec {
     pub ttl_ms: u64,
     /// Idle timeout, milliseconds; `None`: never ends for idleness.
     pub idle_timeout_ms: Option<u64>,
+    /// What becomes of it when its idle timeout is over.
+    pub on_idle: OnIdle,
+    /// Whether it comes back by itself, when it is paused and a call or a preview request needs it to run.
+    pub auto_resume: bool,
     /// The caller's labels; returned and filterable, never interpreted.
     pub metadata: BTreeMap<String, String>,
     /// Environment of every command in the machine. Not a protected secret: the guest can read it.
@@ -138,6 +175,8 @@ mod tests {
             egress: EgressPolicy::Off,
             ttl_ms: 60_000,
             idle_timeout_ms: None,
+            on_idle: OnIdle::Stop,
+            auto_resume: false,
             metadata: BTreeMap::new(),
             env: BTreeMap::new(),
         }

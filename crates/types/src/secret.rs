@@ -42,6 +42,9 @@ pub enum SecretError {
     /// The value is not of the form.
     #[error("value must be 1 to 8192 visible ASCII characters, with spaces only inside")]
     Value,
+    /// What a copy gets of it is not known.
+    #[error("onFork must be drop or inherit")]
+    OnFork,
 }
 
 /// Name of a secret, unique in its machine.
@@ -71,6 +74,39 @@ impl FromStr for SecretName {
             && text.bytes().next().is_some_and(plain)
             && text.bytes().all(|b| plain(b) || b == b'-' || b == b'_');
         if fine { Ok(Self(text.to_owned())) } else { Err(SecretError::Name) }
+    }
+}
+
+/// What a copy of the machine gets of a secret.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFork {
+    /// Nothing: it stays with the machine it was put for.
+    #[default]
+    Drop,
+    /// The same value, as a secret of its own.
+    Inherit,
+}
+
+impl OnFork {
+    /// The wire name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Drop => "drop",
+            Self::Inherit => "inherit",
+        }
+    }
+}
+
+impl FromStr for OnFork {
+    type Err = SecretError;
+
+    fn from_str(text: &str) -> Result<Self, SecretError> {
+        match text {
+            "drop" => Ok(Self::Drop),
+            "inherit" => Ok(Self::Inherit),
+            _ => Err(SecretError::OnFork),
+        }
     }
 }
 

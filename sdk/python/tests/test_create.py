@@ -69,6 +69,19 @@ class Creation(unittest.TestCase):
             self.assertEqual(len(server.requests), 2)
             self.assertEqual(server.connections, 1, "the connection is kept and used again")
 
+    def test_a_machine_that_is_to_be_paused_when_unused_is_asked_for_and_told(self) -> None:
+        def paused(r: Request) -> None:
+            r.reply(201, machine() | {"onIdle": "pause", "autoResume": True})
+
+        with Server([paused]) as server, client(server) as c:
+            made = c.create(idle_timeout_seconds=60, on_idle="pause", auto_resume=True)
+            self.assertEqual((made.info.on_idle, made.info.auto_resume), ("pause", True))
+            asked = server.requests[0].json()
+            self.assertEqual((asked["onIdle"], asked["autoResume"]), ("pause", True))
+            with self.assertRaises(ConfigurationError):
+                c.create(on_idle="sleep")
+            self.assertEqual(len(server.requests), 1)
+
     def test_lost_responses_are_reconciled_with_one_key(self) -> None:
         def lost(r: Request) -> None:
             r.cut()

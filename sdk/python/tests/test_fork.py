@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unittest
-from typing import Any
+from typing import Any, cast
 
 from mainbrella import ConfigurationError, CreateFailedError
 
@@ -12,8 +12,8 @@ from .scripted import CREATED_AT, Request, machine, stopped
 from .test_use import Session
 
 
-def forked(*children: dict[str, Any]) -> Any:
-    body = {"children": list(children), "stillMs": 20, "memoryBytes": 1000}
+def forked(*children: dict[str, Any], **more: Any) -> Any:
+    body = {"children": list(children), "stillMs": 20, "memoryBytes": 1000, **more}
     return lambda r: r.reply(201, body)
 
 
@@ -43,6 +43,20 @@ class Forks(unittest.TestCase):
             self.assertEqual(
                 asked.json(), {"count": 3, "ttlSeconds": 60, "idleTimeoutSeconds": 30, "metadata": {"a": "b"}}
             )
+
+    def test_what_each_gets_of_secrets_is_asked_and_told_and_no_value_shown(self) -> None:
+        receipt = {"id": "c-0", "createdAt": CREATED_AT, "secrets": [{"name": "git", "outcome": "reissued"}]}
+        with Session(forked(child(0), receipts=[receipt])) as (sandbox, server):
+            self.assertIsNone(sandbox.fork_receipt)
+            one = sandbox.fork(secrets={"git": {"reissue": "hush"}, "npm": "inherit"})
+            assert one.fork_receipt is not None
+            self.assertEqual(one.fork_receipt.secrets, {"git": "reissued"})
+            self.assertEqual(server.requests[1].json()["secrets"], {"git": {"reissue": "hush"}, "npm": "inherit"})
+            for wrong in ({"git": "copy"}, {"git": {"value": "hush"}}, {"git": {"reissue": ""}}, {"GIT": "drop"}):
+                with self.assertRaises(ConfigurationError) as caught:
+                    sandbox.fork(secrets=cast(Any, wrong))
+                self.assertNotIn("hush", str(caught.exception))
+            self.assertEqual(len(server.requests), 2)
 
     def test_a_lost_answer_is_asked_for_again_under_the_same_key(self) -> None:
         with Session(lost, forked(child(0))) as (sandbox, server):

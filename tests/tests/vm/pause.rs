@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mainbrella_client::api::{CommandLine, CreatePreview, ForkMachine, StartJob, State};
-use mainbrella_tests::{Machine, Service};
+use mainbrella_client::api::{CommandLine, CreatePreview, ForkMachine, OnIdle, StartJob, State};
+use mainbrella_tests::{Machine, Service, Setup, host, machine_body};
 use mainbrella_types::ErrorCode;
 
 use crate::code;
@@ -128,5 +128,64 @@ async fn copies_of_a_running_machine_go_on_each_by_itself() {
     assert_eq!(ended.exit.and_then(|e| e.code), Some(0));
     let all: usize = (1..=80).map(|n: u32| n.to_string().len() + 1).sum();
     assert_eq!(ended.stdout_bytes, all as u64, "nothing is lost or repeated");
+    service.finish().await;
+}
+
+/// One reply of a preview, whole.
+async fn fetch(url: &str, path: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let host = url.strip_prefix("http://").expect("http").split('/').next().expect("a host");
+    let port = host.rsplit_once(':').expect("a port").1;
+    let mut stream = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.expect("connected");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("a reply");
+    let status = text.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("no reply: {text:?}"));
+    (status, text.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unused_machine_is_paused_and_a_preview_request_a_command_and_a_file_each_bring_it_back() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let arguments = vec!["--preview-listen".to_owned(), format!("127.0.0.1:{port}")];
+    let mut service = Service::with(Setup { arguments, ..Setup::default() }).await;
+    let mut body = machine_body();
+    (body.idle_timeout_seconds, body.on_idle) = (Some(6), OnIdle::Pause);
+    let m = service.create(&body).await.expect("made");
+    assert!(m.record().await.auto_resume, "it comes back by itself unless it is told not to");
+    m.write("/workspace/index.html", "served\n").await.expect("written");
+    // A server that is no job of anybody's, so that it is no use by itself.
+    m.sh("cd /workspace && setsid -f python3 -m http.server --bind 127.0.0.1 3000 >/tmp/log 2>&1 </dev/null").await;
+    let asked = CreatePreview { port: 3000, ttl_seconds: None };
+    let url = m.client.create_preview(&m.name, &asked, "one").await.expect("a preview").url.expect("told once");
+    host::until("the server", PATIENCE, async || fetch(&url, "/index.html").await.0 == 200).await;
+    let paused = async |m: &Machine| {
+        host::until("it is paused", PATIENCE, async || m.record().await.state == State::Paused).await;
+    };
+    paused(&m).await;
+    assert_eq!(service.vmms().len(), 0, "nothing runs");
+    assert_eq!(fetch(&url, "/index.html").await, (200, "served\n".to_owned()), "a request wakes it");
+    paused(&m).await;
+    // A restart of the service changes nothing of it.
+    service.crash().await;
+    let m = service.attach(m.name.clone());
+    assert_eq!(m.record().await.state, State::Paused);
+    let all = futures::future::join_all((0..6).map(|n| {
+        let m = m.clone();
+        async move { m.text(&format!("cat /workspace/index.html; echo {n}")).await }
+    }));
+    for (n, said) in all.await.into_iter().enumerate() {
+        assert_eq!(said, format!("served\n{n}\n"), "all who need it wait for one return");
+    }
+    assert_eq!(service.vmms().len(), 1);
+    // A job goes on over a pause that was asked for, when the next call brings the machine back.
+    let counting = StartJob::new(CommandLine::Text("for i in $(seq 40); do echo $i; sleep 0.1; done".into()));
+    let job = m.client.start_job(&m.name, &counting, None).await.expect("started");
+    pause(&m).await;
+    assert_eq!(m.read("/workspace/index.html").await.expect("read"), b"served\n");
+    let ended = m.client.wait_job(&m.name, &job.job.id, PATIENCE).await.expect("it goes on to its end");
+    let all: usize = (1..=40).map(|n: u32| n.to_string().len() + 1).sum();
+    assert_eq!((ended.exit.and_then(|e| e.code), ended.stdout_bytes), (Some(0), all as u64));
     service.finish().await;
 }

@@ -4,7 +4,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use mainbrella_client::api::{EgressPolicy, SecretBody};
+use mainbrella_client::api::fork::Reissue;
+use mainbrella_client::api::{EgressPolicy, ForkMachine, OnFork, SecretBody, SecretForChildren, SecretOutcome};
 use mainbrella_net::NetError;
 use mainbrella_tests::{Machine, Service, Setup, machine_body};
 
@@ -65,6 +66,7 @@ fn secret(host: &str) -> SecretBody {
         header: Some("Authorization".into()),
         username: None,
         value: VALUE.into(),
+        on_fork: OnFork::Drop,
     }
 }
 
@@ -125,5 +127,55 @@ async fn requests_carry_what_the_machine_never_sees_under_either_policy_and_afte
     assert!(!log.contains("what-the-machine"), "a log never has the value");
     service.client().remove_secret(&listed.name, "good").await.expect("removed");
     assert_eq!(listed.sh("curl -sSk -m 30 https://good.example/").await.text(), "None None\n");
+    service.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn children_of_a_fork_carry_what_they_were_given_under_an_authority_of_their_own() {
+    let world = TlsWorld::new();
+    let mut service = Service::with(world.setup()).await;
+    let mut body = machine_body();
+    body.egress = Some(EgressPolicy::allow_list(["good.example", "other.example"]));
+    let trunk = service.create(&body).await.expect("made");
+    let inherited = SecretBody { on_fork: OnFork::Inherit, ..secret("good.example") };
+    service.client().set_secret(&trunk.name, "good", &inherited).await.expect("put");
+    let authority = "openssl x509 -in /usr/local/share/ca-certificates/mainbrella-machine.crt -noout -fingerprint";
+    let mut seen = vec![trunk.text(authority).await];
+    let ask = |wish: Option<SecretForChildren>| ForkMachine {
+        secrets: wish.map(|wish| ("good".to_owned(), wish)).into_iter().collect(),
+        ..ForkMachine::default()
+    };
+    let another = Reissue { reissue: "Bearer another".into() };
+    let wishes = [
+        (None, SecretOutcome::Inherited, format!("{VALUE} 1\n")),
+        (Some(SecretForChildren::Reissue(another)), SecretOutcome::Reissued, "Bearer another 1\n".to_owned()),
+    ];
+    let mut children = Vec::new();
+    for (wish, outcome, value) in wishes {
+        let made = trunk.client.fork(&trunk.name, &ask(wish), None).await.expect("forked");
+        assert_eq!(made.receipts[0].secrets[0].outcome, outcome);
+        children.push((mainbrella_client::MachineRef::from(&made.children[0]), value));
+    }
+    let drop = ask(Some(SecretForChildren::Plain(OnFork::Drop)));
+    let none = trunk.client.fork(&trunk.name, &drop, None).await.expect("forked");
+    // Before any of them has asked for anything, the service is killed.
+    service.crash().await;
+    for (name, value) in children {
+        let child = service.attach(name);
+        for said in every_way(&child, true).await {
+            assert_eq!(said, value);
+        }
+        seen.push(child.text(authority).await);
+    }
+    let none = service.attach((&none.children[0]).into());
+    assert!(fetch(&none, "https://good.example/").await.contains("none"), "it sees the host's own certificate");
+    let trunk = service.attach(trunk.name.clone());
+    for said in every_way(&trunk, true).await {
+        assert_eq!(said, format!("{VALUE} 1\n"), "the source goes on as it was");
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 3, "each has an authority of its own: {seen:?}");
+    assert!(!service.log().contains("what-the-machine") && !service.log().contains("another"));
     service.finish().await;
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use mainbrella_client::MachineRef;
-use mainbrella_client::api::CreateMachine;
+use mainbrella_client::api::{self, CreateMachine};
 use mainbrella_types::ErrorCode;
 
 use crate::context::Context;
@@ -29,6 +29,12 @@ pub struct Args {
     /// It ends when nobody uses it for so long
     #[arg(long, value_name = "DURATION")]
     idle: Option<Span>,
+    /// Whether it ends then or is paused; a paused one goes on with its next use
+    #[arg(long, value_enum, default_value = "stop", value_name = "stop|pause")]
+    on_idle: OnIdle,
+    /// Whether the next use resumes it when it is paused [default: on with --on-idle pause]
+    #[arg(long, value_enum, value_name = "on|off")]
+    auto_resume: Option<Switch>,
     /// No idle timeout, whatever the service's default is
     #[arg(long)]
     persistent: bool,
@@ -49,6 +55,12 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnIdle {
+    Stop,
+    Pause,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
     On,
     Off,
@@ -64,6 +76,11 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         slot: args.slot,
         ttl_seconds: Some(args.ttl.seconds()),
         idle_timeout_seconds: args.idle.map(Span::seconds),
+        on_idle: match args.on_idle {
+            OnIdle::Stop => api::OnIdle::Stop,
+            OnIdle::Pause => api::OnIdle::Pause,
+        },
+        auto_resume: args.auto_resume.map(|s| s == Switch::On),
         internet: wanted,
         egress: egress.clone(),
         persistent: args.persistent,

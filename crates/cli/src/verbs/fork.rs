@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use mainbrella_client::api::{ForkMachine, State};
+use mainbrella_client::api::fork::Reissue;
+use mainbrella_client::api::{ForkMachine, OnFork, SecretForChildren, SecretOutcome, State};
+use mainbrella_types::SecretName;
 
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
+use crate::output::printable;
 use crate::values::{MachineArg, Pair, Span};
 
 /// Make copies of a running machine, which goes on
@@ -28,6 +31,15 @@ pub struct Args {
     /// A label, over those of the source; may be given several times
     #[arg(long, short, value_name = "NAME=VALUE")]
     label: Vec<Pair>,
+    /// Each gets this secret of the machine, too; may be given several times
+    #[arg(long, value_name = "NAME")]
+    secret_inherit: Vec<SecretName>,
+    /// None gets this secret, whatever it was set with; may be given several times
+    #[arg(long, value_name = "NAME")]
+    secret_drop: Vec<SecretName>,
+    /// Each gets this secret with the value in an environment variable; may be given several times
+    #[arg(long, value_name = "NAME=VAR")]
+    secret_reissue: Vec<Pair>,
     /// Repeating the call with this key gives the same machines
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
@@ -38,7 +50,9 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let client = context.client()?;
     let machine = context.resolve(&client, &args.machine).await?;
     let metadata: BTreeMap<String, String> = args.label.into_iter().map(|Pair(k, v)| (k, v)).collect();
+    let secrets = wishes(args.secret_inherit, args.secret_drop, args.secret_reissue)?;
     let body = ForkMachine {
+        secrets,
         count: Some(args.count),
         ttl_seconds: args.ttl.map(Span::seconds),
         idle_timeout_seconds: args.idle.map(Span::seconds),
@@ -52,6 +66,14 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         for child in made.children.iter().filter(|child| child.state == State::Running) {
             context.output.line(&format!("{}@{}", child.id, child.created_at))?;
         }
+        for secret in made.receipts.first().into_iter().flat_map(|receipt| &receipt.secrets) {
+            let what = match secret.outcome {
+                SecretOutcome::Dropped => "stays with the source",
+                SecretOutcome::Inherited => "was handed on",
+                SecretOutcome::Reissued => "was handed on with another value",
+            };
+            context.output.note(&format!("mainbrella: the secret {} {what}", printable(&secret.name)));
+        }
         if let Some(ms) = made.still_ms {
             context.output.note(&format!("mainbrella: the source stood still for {ms} ms"));
         }
@@ -62,4 +84,27 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         return Ok(Exit::Failed as u8);
     }
     Ok(0)
+}
+
+/// What the children get of secrets that are named.
+fn wishes(
+    inherit: Vec<SecretName>,
+    drop: Vec<SecretName>,
+    reissue: Vec<Pair>,
+) -> Result<BTreeMap<String, SecretForChildren>, Failure> {
+    let plain = |policy| move |name: SecretName| Ok::<_, Failure>((name.to_string(), SecretForChildren::Plain(policy)));
+    let another = |Pair(name, variable): Pair| {
+        let missing = || Failure::usage(format!("there is no text in the environment variable {variable}"));
+        let reissue = std::env::var(&variable).map_err(|_| missing())?;
+        Ok((name, SecretForChildren::Reissue(Reissue { reissue })))
+    };
+    let all = inherit.into_iter().map(plain(OnFork::Inherit)).chain(drop.into_iter().map(plain(OnFork::Drop)));
+    let mut wishes = BTreeMap::new();
+    for wish in all.chain(reissue.into_iter().map(another)) {
+        let (name, wish) = wish?;
+        if wishes.insert(name.clone(), wish).is_some() {
+            return Err(Failure::usage(format!("the secret {name} is named twice")));
+        }
+    }
+    Ok(wishes)
 }

@@ -1,6 +1,6 @@
 //! `mainbrella get`.
 
-use mainbrella_client::api::{EgressKind, Machine};
+use mainbrella_client::api::{EgressKind, Machine, OnIdle};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -65,9 +65,13 @@ pub fn show(context: &Context, m: &Machine) -> Result<(), Failure> {
             facts.push(("ends", instant(m.hard_deadline_ms)));
             if let (Some(at), Some(timeout)) = (m.idle_deadline_ms, m.idle_timeout_seconds) {
                 let timeout = span(i64::try_from(timeout).unwrap_or(i64::MAX / 1000).saturating_mul(1000));
-                facts.push(("ends if idle", format!("{}, after {timeout} without use", instant(at))));
+                let what = if m.on_idle == OnIdle::Pause { "pauses if idle" } else { "ends if idle" };
+                facts.push((what, format!("{}, after {timeout} without use", instant(at))));
             }
         }
+    }
+    if m.auto_resume && !m.state.is_final() {
+        facts.push(("when paused", "the next use resumes it".to_owned()));
     }
     if let Some(reason) = &m.reason {
         facts.push(("reason", format!("{}: {}", reason.code, printable(&reason.message))));

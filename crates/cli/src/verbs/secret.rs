@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 
-use mainbrella_client::api::{Secret, SecretBody};
+use mainbrella_client::api::{OnFork, Secret, SecretBody};
 use mainbrella_types::{SecretName, limits};
 
 use crate::context::Context;
@@ -38,6 +38,9 @@ enum Verb {
         /// The value is the password of this user, sent as HTTP basic credentials
         #[arg(long, value_name = "USER")]
         basic: Option<String>,
+        /// Copies that `fork` makes of the machine get it, too
+        #[arg(long)]
+        inherit: bool,
         /// Read the value from this file, without a line break at its end; `-` for standard input [default: standard input]
         #[arg(long, value_name = "FILE", conflicts_with = "value_env")]
         value_file: Option<PathBuf>,
@@ -64,10 +67,11 @@ enum Verb {
 /// Sets, lists or removes secrets.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     match args.verb {
-        Verb::Set { machine, name, host: HostPort { host, port }, header, basic, value_file, value_env } => {
+        Verb::Set { machine, name, host: HostPort { host, port }, header, basic, inherit, value_file, value_env } => {
             // Before anything is asked of the service: what cannot be read changes nothing.
             let value = value(value_file.as_deref(), value_env.as_deref())?;
-            let body = SecretBody { host, port: Some(port), header, username: basic, value };
+            let on_fork = if inherit { OnFork::Inherit } else { OnFork::Drop };
+            let body = SecretBody { host, port: Some(port), header, username: basic, value, on_fork };
             let client = context.client()?;
             let machine = context.resolve(&client, &machine).await?;
             let secret = client.set_secret(&machine, name.as_str(), &body).await?;
@@ -88,7 +92,7 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
             }
             let now = jiff::Timestamp::now().as_millisecond();
             let rows = list.secrets.iter().map(|s| row(s, now)).collect();
-            context.output.table(&["NAME", "HOST", "SENT AS", "SET"], rows)?;
+            context.output.table(&["NAME", "HOST", "SENT AS", "IN FORKS", "SET"], rows)?;
         }
         Verb::Remove { machine, name } => {
             let client = context.client()?;
@@ -116,7 +120,8 @@ fn row(secret: &Secret, now: i64) -> Vec<(String, Tone)> {
         (None, None) => String::new(),
     };
     let host = format!("{}:{}", secret.host, secret.port);
-    [secret.name.clone(), host, sent, age].map(|text| (text, Tone::Plain)).into()
+    let forks = if secret.on_fork == OnFork::Inherit { "too" } else { "no" };
+    [secret.name.clone(), host, sent, forks.to_owned(), age].map(|text| (text, Tone::Plain)).into()
 }
 
 /// The value, from where the command line says. It is never an argument: other users of this machine can read those.
@@ -180,12 +185,12 @@ mod tests {
     #[test]
     fn a_secret_goes_to_one_place_and_comes_from_one() {
         let set = parsed("set m-1@2026-10-08T12:00:00Z github --host api.github.com --header Authorization");
-        let Some(Verb::Set { machine, name, host, header, basic, value_file, value_env }) = set else {
+        let Some(Verb::Set { machine, name, host, header, basic, value_file, value_env, inherit }) = set else {
             panic!("not a set");
         };
         assert_eq!((machine.id.as_str(), name.as_str(), host.host.as_str()), ("m-1", "github", "api.github.com"));
         assert_eq!((host.port, header.as_deref(), basic), (443, Some("Authorization"), None));
-        assert_eq!((value_file, value_env), (None, None));
+        assert_eq!((value_file, value_env, inherit), (None, None, false));
         for good in [
             "set m-1 git --host git.example:8443 --basic me --value-file -",
             "set m-1 git --host git.example --basic me --value-env TOKEN",
@@ -243,10 +248,11 @@ mod tests {
             port: 8443,
             header: None,
             username: Some("me".into()),
+            on_fork: OnFork::Inherit,
             created_at: "2026-10-08T12:00:00.000Z".into(),
         };
         let texts = |s: &Secret| row(s, 1_791_460_800_000 + 65_000).into_iter().map(|(t, _)| t).collect::<Vec<_>>();
-        assert_eq!(texts(&secret), ["git", "git.example:8443", "password of me", "65s ago"]);
+        assert_eq!(texts(&secret), ["git", "git.example:8443", "password of me", "too", "65s ago"]);
         let header = Secret { header: Some("authorization".into()), username: None, ..secret };
         assert_eq!(texts(&header)[2], "header authorization");
     }

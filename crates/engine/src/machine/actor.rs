@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainbrella_guest_protocol::pb;
-use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis};
+use mainbrella_types::{
+    EgressPolicy, ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState, Millis, OnIdle,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -20,6 +22,7 @@ use crate::machine::gate::Gate;
 use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
 use crate::machine::jobs::{self, Shelf};
 use crate::machine::link::{Identity, Link};
+use crate::machine::secrets;
 
 /// Messages that may wait for an actor.
 const QUEUE: usize = 64;
@@ -86,6 +89,13 @@ pub(super) struct Actor {
     /// Whether tasks follow its jobs and contexts; of a machine that was found paused none do before it is resumed.
     pub(super) followed: bool,
     stop_replies: Vec<oneshot::Sender<Result<StopOutcome, EngineError>>>,
+}
+
+/// What a look at a lease comes to.
+enum Due {
+    Nothing,
+    End(Failure),
+    Pause,
 }
 
 /// How an actor's task ended.
@@ -213,8 +223,10 @@ impl Actor {
     /// Tells a machine that was just restored who it is, and lets callers in. On failure the caller ends it.
     async fn introduce(&mut self, instance: Arc<dyn Instance>) -> Result<Arc<dyn Instance>, Failure> {
         let link = Arc::new(Link::new(identity_of(&self.record)));
+        // A copy that has secrets has an authority of its own; it runs with that of its source until it is told.
+        let trust = self.shared.shelf.secrets().certificate().map(|pem| secrets::trust(&pem));
         let introduced = tokio::select! {
-            done = link.introduce(Arc::clone(&instance), self.world.config.ready_deadline) => done,
+            done = link.introduce_believing(Arc::clone(&instance), self.world.config.ready_deadline, trust) => done,
             report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
                 .because(report.to_string())),
         };
@@ -269,7 +281,7 @@ impl Actor {
                             return Begin::Rest;
                         }
                     }
-                    Some(Message::Resume { reply }) => {
+                    Some(Message::Resume { reply } | Message::Wake { reply, .. }) => {
                         let _ = reply.send(Ok(self.record.clone()));
                     }
                     Some(Message::Fork { children, reply }) => {
@@ -285,8 +297,15 @@ impl Actor {
                     }
                 },
                 () = tokio::time::sleep(pause) => {
-                    if let Some(end) = self.lease_over().await {
-                        return Begin::End(end);
+                    match self.lease_over().await {
+                        Due::Nothing => {}
+                        Due::End(end) => return Begin::End(end),
+                        Due::Pause => {
+                            self.pause_idle(&instance).await;
+                            if self.record.state == MachineState::Paused {
+                                return Begin::Rest;
+                            }
+                        }
                     }
                 }
             }
@@ -303,30 +322,36 @@ impl Actor {
         Duration::from_millis(due.max(1)).min(LEASE_LOOK_MAX)
     }
 
-    /// Looks at the lease; says how the machine ends if it is over.
-    async fn lease_over(&mut self) -> Option<Failure> {
+    /// Looks at the lease; says what is due if it is over. Nobody gets in any more then.
+    async fn lease_over(&mut self) -> Due {
         let now = self.world.clock.now();
         let seen = self.shared.gate.last_use();
         let mut lease = self.record.lease;
         lease.touch(seen);
         match lease.ended(now, false) {
             Some(LeaseEnd::Hard) => {
-                Some(Failure { kind: FailureKind::StopDeadline, message: "its hard lease ended".into() })
+                Due::End(Failure { kind: FailureKind::StopDeadline, message: "its hard lease ended".into() })
             }
             Some(LeaseEnd::Idle) => {
                 if self.guest_is_busy().await {
                     self.shared.gate.touch();
                     self.save_activity(ACTIVITY_GRAIN_MS).await;
-                    return None;
+                    return Due::Nothing;
                 }
-                self.shared.gate.close_if_unused_since(seen).then(|| Failure {
-                    kind: FailureKind::StopIdle,
-                    message: "nobody used it for its idle timeout".into(),
-                })
+                if !self.shared.gate.close_if_unused_since(seen) {
+                    return Due::Nothing;
+                }
+                match self.record.spec.on_idle {
+                    OnIdle::Pause => Due::Pause,
+                    OnIdle::Stop => Due::End(Failure {
+                        kind: FailureKind::StopIdle,
+                        message: "nobody used it for its idle timeout".into(),
+                    }),
+                }
             }
             None => {
                 self.save_activity(ACTIVITY_GRAIN_MS).await;
-                None
+                Due::Nothing
             }
         }
     }
@@ -500,7 +525,8 @@ impl Actor {
                         Message::Extend { reply, .. }
                         | Message::SetEgress { reply, .. }
                         | Message::Pause { reply }
-                        | Message::Resume { reply },
+                        | Message::Resume { reply }
+                        | Message::Wake { reply, .. },
                     ) => {
                         let _ = reply.send(Err(not_running(self.record.state, self.record.ending.as_ref())));
                     }

@@ -13,6 +13,8 @@ pub(crate) enum Request {
     Pause,
     /// Bring it back.
     Resume,
+    /// Bring it back when it is needed, now or when it is done with being saved.
+    Wake,
     /// Copy it.
     Fork,
     /// Save it under a name of its own.
@@ -42,6 +44,8 @@ pub(crate) fn admit(state: MachineState, request: Request) -> Admission {
         (Request::SetEgress, Running) => Admission::Accept,
         (Request::SetEgress, _) => Admission::Deny,
         (Request::Pause | Request::Fork | Request::Save, Running) | (Request::Resume, Paused) => Admission::Accept,
+        (Request::Wake, Running | Pausing | Paused | Resuming) => Admission::Accept,
+        (Request::Wake, _) => Admission::Deny,
         (Request::Pause, Paused) | (Request::Resume, Running) => Admission::AlreadyDone,
         (Request::Pause | Request::Resume | Request::Fork | Request::Save, _) => Admission::Deny,
         (Request::Stop, Stopped | Failed) => Admission::AlreadyDone,
@@ -57,7 +61,9 @@ mod tests {
     fn a_final_machine_is_never_extended_and_stopping_it_is_done() {
         for s in MachineState::ALL.into_iter().filter(|s| s.is_final()) {
             assert_eq!(admit(s, Request::Extend), Admission::Deny);
-            for request in [Request::SetEgress, Request::Pause, Request::Resume, Request::Fork, Request::Save] {
+            let requests =
+                [Request::SetEgress, Request::Pause, Request::Resume, Request::Wake, Request::Fork, Request::Save];
+            for request in requests {
                 assert_eq!(admit(s, request), Admission::Deny);
             }
             assert_eq!(admit(s, Request::Stop), Admission::AlreadyDone);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use mainbrella_net::Explanation;
 use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, Target, limits};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
@@ -20,6 +21,8 @@ use crate::machine::link::{Identity, Link};
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
 pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
+/// How often a call has a machine brought back that is paused again before the call's turn comes.
+const WAKE_TRIES: u32 = 3;
 /// File operations that may wait for one of the four places.
 const FILE_QUEUE_MAX: usize = 64;
 
@@ -47,6 +50,11 @@ pub(crate) enum Message {
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
     Resume {
+        reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
+    },
+    /// As `Resume`, from a call that needs the machine to run and waits since `asked`.
+    Wake {
+        asked: Instant,
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
     Fork {
@@ -208,6 +216,7 @@ impl MachineHandle {
     /// does not run, or the change could not be made durable. When it is durable and could not be put in force, the
     /// machine reaches nothing until it is set again.
     pub async fn set_egress(&self, policy: EgressPolicy) -> Result<MachineRecord, EngineError> {
+        let _pass = self.enter().await?;
         let (reply, answer) = oneshot::channel();
         self.ask(Message::SetEgress { policy, reply }, answer).await
     }
@@ -218,6 +227,7 @@ impl MachineHandle {
     /// # Errors
     /// When the machine does not run.
     pub async fn explain_egress(&self, target: &Target<'_>, port: u16) -> Result<Explanation, EngineError> {
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let policy = self.record().spec.egress;
         let instance = link.instance().ok_or_else(|| self.over())?;
@@ -255,8 +265,17 @@ impl MachineHandle {
         self.ask(Message::Resume { reply }, answer).await
     }
 
+    /// Brings the machine back if it is paused and comes back by itself.
+    ///
+    /// # Errors
+    /// `machine_not_running`; or why it could not be brought back: it stays paused then, unless it is lost.
+    pub async fn awake(&self) -> Result<(), EngineError> {
+        self.enter().await.map(drop)
+    }
+
     /// Has copies of the machine made; they are in the driver's hand alone.
     pub(crate) async fn fork(&self, children: Vec<ForkOrder>) -> Result<Forked, EngineError> {
+        let _pass = self.enter().await?;
         let (reply, answer) = oneshot::channel();
         self.ask(Message::Fork { children, reply }, answer).await
     }
@@ -305,8 +324,29 @@ impl MachineHandle {
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    pub(crate) fn enter(&self) -> Result<Pass, EngineError> {
+    /// Begins a use of the machine. One that is paused and comes back by itself is brought back first.
+    pub(crate) async fn enter(&self) -> Result<Pass, EngineError> {
+        for _ in 0..WAKE_TRIES {
+            if let Some(pass) = self.shared.gate.enter() {
+                return Ok(pass);
+            }
+            self.wake().await?;
+        }
         self.shared.gate.enter().ok_or_else(|| self.over())
+    }
+
+    /// Waits until a machine runs that is paused, or about to be, and comes back by itself. All who wait for the same return
+    /// learn what came of it; it is tried once.
+    async fn wake(&self) -> Result<(), EngineError> {
+        let wakes = {
+            let record = self.shared.record.borrow();
+            record.spec.auto_resume && admit(record.state, Request::Wake) == Admission::Accept
+        };
+        if !wakes {
+            return Err(self.over());
+        }
+        let (reply, answer) = oneshot::channel();
+        self.ask(Message::Wake { asked: Instant::now(), reply }, answer).await.map(drop)
     }
 
     /// That the machine does not run, and why.
@@ -320,7 +360,7 @@ impl MachineHandle {
     }
 
     pub(crate) async fn file_place(&self) -> Result<Hold, EngineError> {
-        let pass = self.enter()?;
+        let pass = self.enter().await?;
         let overloaded = || EngineError::new(ErrorCode::Overloaded, "too many file operations wait for this machine");
         let _queued = self.shared.file_queue.try_acquire().map_err(|_| overloaded())?;
         let place = tokio::time::timeout(files::FILE_DEADLINE, Arc::clone(&self.shared.files).acquire_owned()).await;

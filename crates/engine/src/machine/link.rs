@@ -104,9 +104,23 @@ impl Link {
     /// Attaches to what was just restored and puts the guest right: clock, entropy, names, environment, thaw. Only then others
     /// can reach it.
     pub(crate) async fn introduce(&self, instance: Arc<dyn Instance>, limit: Duration) -> Result<(), EngineError> {
+        self.introduce_believing(instance, limit, None).await
+    }
+
+    /// As [`Self::introduce`]; before any of its programs goes on, the guest believes the authority of `trust`.
+    pub(crate) async fn introduce_believing(
+        &self,
+        instance: Arc<dyn Instance>,
+        limit: Duration,
+        trust: Option<pb::TrustRequest>,
+    ) -> Result<(), EngineError> {
         let mut current = self.current.lock().await;
         let client = timeout(limit, async {
             let client = answering(&*instance, &self.key).await?;
+            if let Some(trust) = trust {
+                let told = client.rpc().trust(trust).await;
+                told.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?;
+            }
             put_right(&client, &self.identity).await?;
             Ok::<_, EngineError>(client)
         })

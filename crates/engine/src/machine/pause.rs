@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainbrella_guest_protocol::{GuestError, pb};
 use mainbrella_types::{ErrorCode, Failure, FailureKind, LeaseEnd, MachineRecord, MachineState};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::actor::{Actor, Begin, Finish, LEASE_LOOK_MAX, died, identity_of};
@@ -69,6 +69,17 @@ impl Actor {
         }
     }
 
+    /// Pauses a machine that nobody used, whose gate is shut already. When it cannot be paused, that is tried again once nobody
+    /// used it for as long again.
+    pub(super) async fn pause_idle(&mut self, instance: &Arc<dyn Instance>) {
+        info!(machine = %self.record.generation, "nobody used it for its idle timeout; it is paused");
+        if let Err(e) = self.pause(instance).await {
+            warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "an unused machine runs on: {}", e.message());
+            self.shared.gate.touch();
+            self.shared.gate.open();
+        }
+    }
+
     /// Waits, paused, for whatever comes: until it is resumed, or ends.
     pub(super) async fn stay_paused(&mut self) -> Begin {
         // After a restart the record may be a step behind.
@@ -78,6 +89,8 @@ impl Actor {
         if self.record.state != MachineState::Paused {
             self.write_until_taken(Change { state: Some(MachineState::Paused), ..Change::default() }).await;
         }
+        // When a return last failed, and how.
+        let mut failed: Option<(Instant, EngineError)> = None;
         loop {
             let pause = self.until_deadline();
             tokio::select! {
@@ -99,14 +112,26 @@ impl Actor {
                     Some(Message::Pause { reply }) => {
                         let _ = reply.send(Ok(self.record.clone()));
                     }
-                    Some(Message::Resume { reply }) => {
-                        let resumed = self.resume().await;
-                        match resumed {
+                    Some(message @ (Message::Resume { .. } | Message::Wake { .. })) => {
+                        let (reply, asked) = match message {
+                            Message::Wake { asked, reply } => (reply, Some(asked)),
+                            Message::Resume { reply } => (reply, None),
+                            _ => continue,
+                        };
+                        // Who waited for the very return that failed is told so; it is not tried once for each of them.
+                        if let (Some(asked), Some((at, e))) = (asked, &failed)
+                            && asked <= *at
+                        {
+                            let _ = reply.send(Err(EngineError::new(e.code(), e.message())));
+                            continue;
+                        }
+                        match self.resume().await {
                             Ok(instance) => {
                                 let _ = reply.send(Ok(self.record.clone()));
                                 return Begin::Run(instance);
                             }
                             Err(Unresumed::Still(e)) => {
+                                failed = Some((Instant::now(), EngineError::new(e.code(), e.message())));
                                 let _ = reply.send(Err(e));
                             }
                             Err(Unresumed::Over(failure, e)) => {

@@ -61,7 +61,7 @@ impl MachineHandle {
     /// [`PortError::NothingListens`]; `overloaded` when the machine has as many connections as it may; when it does not
     /// run or its guest does not answer.
     pub async fn connect_port(&self, port: u16) -> Result<PortConnection, PortError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let place = Arc::clone(&self.shared.ports).try_acquire_owned().map_err(|_| {
             EngineError::new(ErrorCode::Overloaded, "the machine has as many connections to its ports as it may")
         })?;

@@ -49,7 +49,7 @@ impl MachineHandle {
     /// # Errors
     /// When the machine does not run or its guest does not answer.
     pub async fn processes(&self) -> Result<ProcessList, EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let call = async {
             let client = link.client().await?;
@@ -65,7 +65,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found` when there is none of this number, or when it is not known whether the guest did it.
     pub async fn signal_process(&self, pid: u32, signal: i32) -> Result<(), EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let call = async {
             let client = link.client().await?;

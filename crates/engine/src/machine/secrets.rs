@@ -9,6 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::error::EngineError;
 use crate::journal::KeptSecrets;
+use crate::machine::gate::Pass;
 use crate::machine::handle::MachineHandle;
 use crate::machine::link::silent;
 
@@ -16,6 +17,8 @@ use crate::machine::link::silent;
 /// the other.
 pub struct SecretsTurn {
     machine: MachineHandle,
+    /// Held from the check on, so that the machine goes on running.
+    pass: Option<Pass>,
     _turn: OwnedMutexGuard<()>,
 }
 
@@ -23,7 +26,16 @@ impl MachineHandle {
     /// Waits until nobody else changes the machine's secrets.
     pub async fn secrets_turn(&self) -> SecretsTurn {
         let turn = Arc::clone(&self.shared.secrets).lock_owned().await;
-        SecretsTurn { machine: self.clone(), _turn: turn }
+        SecretsTurn { machine: self.clone(), pass: None, _turn: turn }
+    }
+}
+
+/// What has a guest believe an authority.
+pub(super) fn trust(pem: &str) -> pb::TrustRequest {
+    pb::TrustRequest {
+        certificate: pem.as_bytes().to_vec(),
+        subject_hash: SUBJECT_HASH.to_owned(),
+        ..Default::default()
     }
 }
 
@@ -32,7 +44,8 @@ impl SecretsTurn {
     ///
     /// # Errors
     /// `egress_locked` when it has no network, `unsupported` when this host has no gateway; when it does not run.
-    pub fn check(&self) -> Result<(), EngineError> {
+    pub async fn check(&mut self) -> Result<(), EngineError> {
+        self.pass = Some(self.machine.enter().await?);
         let instance = self.machine.link()?.instance().ok_or_else(|| self.machine.over())?;
         if !self.machine.record().spec.egress.leads_out() {
             let message = "the machine has no internet, so there is nothing to add a secret to";
@@ -57,16 +70,12 @@ impl SecretsTurn {
     /// do not believe the host until this is repeated.
     pub async fn put_in_force(self, kept: KeptSecrets, believed: bool) -> Result<(), EngineError> {
         let machine = &self.machine;
-        let request = pb::TrustRequest {
-            certificate: kept.authority.pem().as_bytes().to_vec(),
-            subject_hash: SUBJECT_HASH.to_owned(),
-            ..Default::default()
-        };
+        let request = trust(kept.authority.pem());
         machine.shared.shelf.secrets().replace(Arc::new(kept.authority), &kept.secrets);
         if !believed {
             return Ok(());
         }
-        let _pass = machine.enter()?;
+        let _pass = machine.enter().await?;
         let link = machine.link()?;
         let told = async {
             let client = link.client().await?;

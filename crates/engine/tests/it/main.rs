@@ -4,6 +4,7 @@ mod contexts;
 mod egress;
 mod files;
 mod fork;
+mod idle;
 mod jobs;
 mod journal;
 mod lifecycle;
@@ -22,7 +23,7 @@ use mainbrella_engine::fake::FakeDriver;
 use mainbrella_engine::machine::jobs::{JobCommand, JobOrder};
 use mainbrella_engine::{CommandOrder, Engine, EngineConfig};
 use mainbrella_types::{
-    CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis,
+    CreatedAt, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec, MachineState, Millis, OnIdle,
     ProjectId, SizeClass,
 };
 
@@ -79,6 +80,8 @@ impl Bench {
                 egress: Default::default(),
                 ttl_ms,
                 idle_timeout_ms,
+                on_idle: OnIdle::Stop,
+                auto_resume: false,
                 metadata: BTreeMap::new(),
                 env: BTreeMap::from([("GREETING".into(), "hello".into())]),
             },

@@ -97,6 +97,12 @@ impl SeatSecrets {
         self.0.write().unwrap_or_else(PoisonError::into_inner).credentials.clear();
     }
 
+    /// The certificate of the authority under which the gateway shows itself, as PEM; none without secrets.
+    #[must_use]
+    pub fn certificate(&self) -> Option<String> {
+        self.read(|t| t.authority.as_ref().filter(|_| !t.credentials.is_empty()).map(|a| a.pem().to_owned()))
+    }
+
     /// Whether requests to this place get a credential.
     #[must_use]
     pub fn cover(&self, host: &HostName, port: u16) -> bool {

@@ -8,7 +8,7 @@ use mainbrella_api::{CreateMachine, Machine};
 use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
-    EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState,
+    EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, OnIdle,
     TemplateName, limits,
 };
 use tokio::time::Instant;
@@ -214,12 +214,23 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
         Some(seconds) => Some(seconds.saturating_mul(1000)),
         None => default_idle.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
     };
+    let on_idle = body.on_idle.into();
+    let auto_resume = body.auto_resume.unwrap_or(on_idle == OnIdle::Pause);
+    if (on_idle == OnIdle::Pause || auto_resume) && !report.memory_snapshot {
+        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot pause machines.")
+            .hint("`persistence.autoPause` of `/v1/capabilities` says whether a host can."));
+    }
+    if on_idle == OnIdle::Pause && idle_ms.is_none() {
+        return Err(ApiError::invalid("onIdle pause needs an idle timeout: give idleTimeoutSeconds, too."));
+    }
     let spec = MachineSpec {
         template: body.catalog_id.parse()?,
         size: body.size.parse()?,
         egress,
         ttl_ms: body.ttl_seconds.unwrap_or(limits::TTL_DEFAULT_SECONDS).saturating_mul(1000),
         idle_timeout_ms: idle_ms,
+        on_idle,
+        auto_resume,
         metadata: body.metadata,
         env: body.env,
     };

@@ -1,7 +1,9 @@
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::response::Response;
 use http::HeaderMap;
-use mainbrella_api::{ForkMachine, ForkResult};
+use mainbrella_api::{ChildReceipt, ForkMachine, ForkResult, SecretForChildren};
 use mainbrella_engine::MachineHandle;
 use mainbrella_store::{BeginFork, Idempotency, NewMachine};
 use mainbrella_types::{ErrorCode, FailureKind, GenerationKey, MachineRecord, MachineSpec, MachineState, limits};
@@ -12,12 +14,13 @@ use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JsonBody, Query, SlotPath};
 use crate::state::AppState;
-use crate::{convert, fence, idempotency};
+use crate::{convert, fence, heirs, idempotency};
 
 /// Fork a running machine
 ///
 /// Makes copies of it as it is now: memory, processes, disk, jobs with their logs. Each is a machine of its own, with its own id, clock, random
-/// numbers, hostname, machine-id and network, under the source's egress policy; the source goes on. Secrets and previews stay the source's.
+/// numbers, hostname, machine-id and network, under the source's egress policy; the source goes on. Previews stay the source's, and
+/// secrets unless `onFork` of each, or `secrets` of this call, hands them on.
 /// With an Idempotency-Key, repeating the call with the same body within 24 hours returns the same children.
 #[utoipa::path(post, path = "/v1/machines/{id}/fork", tag = "machines", operation_id = "forkMachine",
     params(("id" = String, Path, description = "The slot."),
@@ -34,7 +37,7 @@ pub(crate) async fn fork(
     SlotPath(id): SlotPath,
     mut query: Query,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<ForkMachine>,
+    JsonBody(mut body): JsonBody<ForkMachine>,
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
     query.finish()?;
@@ -45,24 +48,43 @@ pub(crate) async fn fork(
     let found = fence::to_act(&state, &permit, &id, created_at).await?;
     let source = found.with(Clone::clone);
     // The same key for another machine is another request.
-    let given = idempotency::given(&headers, &format!("fork machine v1\n{}", source.key), &body)?;
+    let known = ForkMachine { secrets: heirs::without_values(&state, &body.secrets)?, ..body.clone() };
+    let given = idempotency::given(&headers, &format!("fork machine v1\n{}", source.key), &known)?;
+    let secrets = std::mem::take(&mut body.secrets);
+    if secrets.len() > limits::SECRETS_MAX {
+        return Err(ApiError::invalid("secrets must name at most 16."));
+    }
     let spec = spec(&state, &source, body)?;
     let handle = found.living()?;
     // On a task of its own: a caller who goes away after the intents are durable must not leave them without actors.
-    let work = carry_out(state.clone(), permit, handle, source, spec, count, given).in_current_span();
+    let order = Order { from: source, spec, count, secrets };
+    let work = carry_out(state.clone(), permit, handle, order, given).in_current_span();
     let made = tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("a fork ended abnormally: {e}")))??;
     idempotency::made(made.still_ms.is_none(), &made)
+}
+
+/// What is to be made.
+struct Order {
+    from: MachineRecord,
+    spec: MachineSpec,
+    count: u32,
+    secrets: BTreeMap<String, SecretForChildren>,
 }
 
 async fn carry_out(
     state: AppState,
     permit: Permit,
     source: MachineHandle,
-    from: MachineRecord,
-    spec: MachineSpec,
-    count: u32,
+    order: Order,
     given: Option<Idempotency>,
 ) -> ApiResult<ForkResult> {
+    let Order { from, spec, count, secrets } = order;
+    // A repeated fork finds its children, whatever has become of the source.
+    if let Some(id) = &given
+        && let Some(before) = state.store.find_fork(&permit.project, id, count as usize, state.now()).await?
+    {
+        return replayed(&state, before).await;
+    }
     let _place = state
         .creations
         .try_acquire()
@@ -81,7 +103,17 @@ async fn carry_out(
         })
         .collect();
     let traits = state.traits();
-    match state.store.begin_fork(&children, given.as_ref()).await? {
+    source.awake().await?;
+    // Nobody changes the secrets of the source between the look at them and the intent.
+    let turn = source.secrets_turn().await;
+    let heirloom = heirs::heirloom(&state, &from.key, secrets).await?;
+    let mut sealed = Vec::new();
+    for child in &children {
+        sealed.extend(heirloom.sealed_for(&state, child.key)?);
+    }
+    let begun = state.store.begin_fork(&children, &sealed, given.as_ref()).await?;
+    drop(turn);
+    match begun {
         BeginFork::Fresh(records) => {
             let receipt = state.engine.fork(&source, records).await?;
             let children: Vec<MachineRecord> = receipt.children.iter().map(MachineHandle::record).collect();
@@ -89,25 +121,39 @@ async fn carry_out(
             if let Some(none) = all_failed(&children) {
                 return Err(none);
             }
+            let running = children.iter().filter(|child| child.state == MachineState::Running);
+            let receipts = running.map(|child| ChildReceipt {
+                id: child.generation.id.to_string(),
+                created_at: child.generation.created_at.to_string(),
+                secrets: heirloom.outcomes.clone(),
+            });
             Ok(ForkResult {
+                receipts: receipts.collect(),
                 children: children.iter().map(|child| convert::machine(child, &traits)).collect(),
                 still_ms: Some(receipt.still_ms),
                 memory_bytes: Some(receipt.memory_bytes),
             })
         }
-        BeginFork::Replay(records) => {
-            let mut children = Vec::new();
-            for record in records {
-                children.push(finished(&state, record).await?);
-            }
-            if let Some(none) = all_failed(&children) {
-                return Err(none);
-            }
-            let children = children.iter().map(|child| convert::machine(child, &traits)).collect();
-            Ok(ForkResult { children, still_ms: None, memory_bytes: None })
-        }
-        BeginFork::KeyConflict => Err(idempotency::conflict()),
+        before => replayed(&state, before).await,
     }
+}
+
+/// The children of an earlier call, as they are now.
+async fn replayed(state: &AppState, before: BeginFork) -> ApiResult<ForkResult> {
+    let records = match before {
+        BeginFork::Fresh(records) | BeginFork::Replay(records) => records,
+        BeginFork::KeyConflict => return Err(idempotency::conflict()),
+    };
+    let mut children = Vec::new();
+    for record in records {
+        children.push(finished(state, record).await?);
+    }
+    if let Some(none) = all_failed(&children) {
+        return Err(none);
+    }
+    let traits = state.traits();
+    let children = children.iter().map(|child| convert::machine(child, &traits)).collect();
+    Ok(ForkResult { children, receipts: Vec::new(), still_ms: None, memory_bytes: None })
 }
 
 /// What is said where none of the children ever ran.

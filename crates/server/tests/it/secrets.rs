@@ -3,7 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use http::Method;
+use mainbrella_engine::Journal as _;
 use mainbrella_engine::fake::FakeDriver;
+use mainbrella_server::journal::StoreJournal;
+use mainbrella_server::vault::Vault;
 use mainbrella_types::{GenerationKey, HostName, ProjectId};
 use serde_json::{Value, json};
 
@@ -201,4 +204,109 @@ async fn two_that_fill_one_header_of_one_host_are_refused_and_a_paused_machine_c
     assert_eq!(send(&s, Method::DELETE, &machine, "/secrets/one", None).await.json(), json!({"removed": true}));
     assert_eq!(send(&s, Method::DELETE, &machine, "/secrets/two", None).await.json(), json!({"removed": true}));
     assert!(!gateway.name(&host("api.github.example")), "also while it is paused");
+}
+
+async fn children(s: &Service, trunk: &Machine, body: Value, key: Option<&str>) -> Reply {
+    let headers: Vec<_> = key.map(|key| ("idempotency-key", key)).into_iter().collect();
+    s.post_with(&trunk.path("/fork"), body, &headers).await
+}
+
+/// What a receipt says of the secrets, as `name=outcome`.
+fn outcomes(receipt: &Value) -> Vec<String> {
+    let all = receipt["secrets"].as_array().unwrap().iter();
+    all.map(|s| format!("{}={}", s["name"].as_str().unwrap(), s["outcome"].as_str().unwrap())).collect()
+}
+
+#[tokio::test]
+async fn children_of_a_fork_get_what_each_secret_or_the_fork_says_under_authorities_of_their_own() {
+    let s = online().await;
+    let trunk = s.machine().await;
+    for (name, place, on_fork) in
+        [("kept", "a.example", "drop"), ("shared", "b.example", "inherit"), ("renewed", "c.example", "drop")]
+    {
+        let body =
+            json!({"host": place, "header": "authorization", "value": format!("{name}-hush-hush"), "onFork": on_fork});
+        let told = put(&s, &trunk, name, body).await.ok();
+        assert_eq!(told["onFork"], json!(on_fork));
+    }
+    let asked = json!({"count": 2, "secrets": {"renewed": {"reissue": "another-hush-hush"}}});
+    let reply = children(&s, &trunk, asked.clone(), Some("k")).await;
+    let made = reply.ok();
+    assert!(!reply.said().contains("hush"), "no value is told");
+    let source = key(&s, &trunk).await;
+    let mut authorities = vec![s.state.store.authority(&source).await.unwrap().unwrap()];
+    for (n, child) in made["children"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(outcomes(&made["receipts"][n]), ["kept=dropped", "renewed=reissued", "shared=inherited"]);
+        assert_eq!(made["receipts"][n]["id"], child["id"]);
+        let child = Machine::of(child);
+        let own = key(&s, &child).await;
+        let gateway = s.driver.secrets(&own).unwrap();
+        let covered = ["a.example", "b.example", "c.example"].map(|name| gateway.cover(&host(name), 443));
+        assert_eq!(covered, [false, true, true], "in force in its own seat from its first moment");
+        let journal = StoreJournal::new(s.state.store.clone(), "here", Vault::new(s.dir.path()));
+        let kept = journal.secrets(&own).await.unwrap().unwrap();
+        let values: Vec<_> = kept.secrets.iter().map(|s| s.value.reveal().to_owned()).collect();
+        assert_eq!(values, ["another-hush-hush", "shared-hush-hush"]);
+        authorities.push(s.state.store.authority(&own).await.unwrap().unwrap());
+        let list = send(&s, Method::GET, &child, "/secrets", None).await.ok();
+        assert_eq!(list["secrets"].as_array().unwrap().len(), 2);
+        // They are its own from here on.
+        send(&s, Method::DELETE, &trunk, "/secrets/shared", None).await.ok();
+        assert!(gateway.cover(&host("b.example"), 443));
+    }
+    authorities.sort();
+    authorities.dedup();
+    assert_eq!(authorities.len(), 3, "no two have the same authority");
+    // A repeat finds them, though the source has that secret no more; another value is another request.
+    let again = children(&s, &trunk, asked, Some("k")).await.ok();
+    assert_eq!((&again["children"][0]["id"], &again["receipts"]), (&made["children"][0]["id"], &json!([])));
+    let other = json!({"count": 2, "secrets": {"renewed": {"reissue": "a-third-hush"}}});
+    assert_eq!(children(&s, &trunk, other, Some("k")).await.code(), "idempotency_conflict");
+    // After a restart they are in force again, and nowhere on disk as they are.
+    let child = Machine::of(&made["children"][0]);
+    let own = key(&s, &child).await;
+    for file in std::fs::read_dir(s.dir.path()).unwrap().flatten().filter(|f| f.path().is_file()) {
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert!(!bytes.windows(9).any(|w| w == b"hush-hush"), "{}", file.path().display());
+    }
+    let (dir, driver, _) = s.end().await;
+    let s = Service::on(dir, driver, |_| {}).await;
+    assert!(s.driver.secrets(&own).unwrap().cover(&host("c.example"), 443));
+    // What a child has, its own children get by the same rule.
+    let grandchild = children(&s, &child, json!({}), None).await.ok();
+    assert_eq!(outcomes(&grandchild["receipts"][0]), ["renewed=dropped", "shared=inherited"]);
+}
+
+#[tokio::test]
+async fn what_a_fork_says_of_secrets_is_checked_and_one_that_fails_leaves_none() {
+    let s = online().await;
+    let trunk = s.machine().await;
+    let body = json!({"host": "a.example", "header": "authorization", "value": "v", "onFork": "inherit"});
+    put(&s, &trunk, "one", body).await.ok();
+    for secrets in [
+        json!({"none": "drop"}),
+        json!({"one": "copy"}),
+        json!({"one": {"reissue": ""}}),
+        json!({"one": {"reissue": "x", "more": 1}}),
+        json!({"one": {"value": "x"}}),
+    ] {
+        let refused = children(&s, &trunk, json!({"secrets": secrets}), None).await;
+        assert_eq!(refused.code(), "invalid_request", "{secrets}");
+    }
+    assert_eq!(s.driver.alive(), 1);
+    // A guest that does not believe its new authority is no child.
+    s.driver.guest.no_trust.store(true, Ordering::SeqCst);
+    let failed = children(&s, &trunk, json!({}), Some("k")).await;
+    assert_eq!(failed.code(), "create_failed");
+    s.driver.guest.no_trust.store(false, Ordering::SeqCst);
+    let record = s.get("/v1/machines?limit=10").await.ok();
+    let child = record["machines"].as_array().unwrap().iter().find(|m| m["state"] == "failed").unwrap().clone();
+    let own = key(&s, &Machine::of(&child)).await;
+    assert!(s.state.store.secrets(&own).await.unwrap().is_empty(), "what has ended keeps none");
+    // Without any there is nothing to believe.
+    s.driver.guest.no_trust.store(true, Ordering::SeqCst);
+    let made = children(&s, &trunk, json!({"secrets": {"one": "drop"}}), None).await.ok();
+    assert_eq!(outcomes(&made["receipts"][0]), ["one=dropped"]);
+    let own = key(&s, &Machine::of(&made["children"][0])).await;
+    assert_eq!(s.state.store.authority(&own).await.unwrap(), None);
 }

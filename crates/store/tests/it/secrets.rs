@@ -3,12 +3,13 @@
 use crate::common::*;
 use mainbrella_store::{MachineChange, PutSecret, SecretRecord, Store};
 use mainbrella_types::limits::SECRETS_MAX;
+use mainbrella_types::secret::OnFork;
 use mainbrella_types::{Failure, FailureKind, GenerationKey, MachineState, Millis, Placement, SecretSpec};
 
 fn secret(name: &str, placement: Placement, sealed: u8) -> SecretRecord {
     let (name, host) = (name.parse().expect("a name"), "api.example".parse().expect("a host"));
     let spec = SecretSpec { name, host, port: 443, placement };
-    SecretRecord { spec, sealed: vec![sealed; 40], created_at: Millis(NOW) }
+    SecretRecord { spec, sealed: vec![sealed; 40], created_at: Millis(NOW), on_fork: OnFork::Inherit }
 }
 
 fn header() -> Placement {

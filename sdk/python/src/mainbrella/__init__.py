@@ -91,7 +91,7 @@ from .jobs import (
     RecordedOutput,
     TerminalSize,
 )
-from .models import CommandResult, EndReason, MachineInfo, MachineLimits, Omitted, StopResult
+from .models import CommandResult, EndReason, ForkReceipt, MachineInfo, MachineLimits, Omitted, StopResult
 from .previewtypes import IssuedPreview, Preview, PreviewPage
 from .secrettypes import Secret, SecretInfo
 
@@ -177,6 +177,7 @@ __all__ = [
     "JobStarted",
     "JobStateError",
     "JobStillRunningError",
+    "ForkReceipt",
     "MachineInfo",
     "MachineLimits",
     "MachineNotRunningError",

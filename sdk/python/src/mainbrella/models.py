@@ -82,11 +82,31 @@ class MachineInfo:
     capabilities: dict[str, Any] = field(default_factory=dict[str, Any])
     egress: EgressPolicy = EgressPolicy("off")
     """What it may reach."""
+    on_idle: str = "stop"
+    """What becomes of it after its idle timeout: ``stop`` or ``pause``."""
+    auto_resume: bool = False
+    """Whether its next use resumes it when it is paused."""
 
     @property
     def ended(self) -> bool:
         """Whether this generation is over."""
         return self.state in ("stopped", "failed")
+
+
+@dataclass(frozen=True)
+class ForkReceipt:
+    """What was done for a copy of a machine."""
+
+    secrets: dict[str, str]
+    """The secrets of the source by name: ``dropped``, ``inherited`` or ``reissued``."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What a fork made: the children, and what was done for each that runs, by ``(id, created_at)``."""
+
+    children: list[MachineInfo]
+    receipts: dict[tuple[str, str], ForkReceipt]
 
 
 @dataclass(frozen=True)
@@ -279,12 +299,24 @@ def parse_machine(data: Any) -> MachineInfo:
         reason=None if reason is None else EndReason(reason.text("code"), reason.text("message")),
         capabilities=f.plain("capabilities"),
         egress=plain if egress is None else parse_policy(egress),
+        on_idle="stop" if f.raw("onIdle") is None else f.text("onIdle"),
+        auto_resume=f.flag_or("autoResume", False),
     )
 
 
-def parse_fork(data: Any) -> list[MachineInfo]:
-    """The children of a fork."""
-    return [parse_machine(child) for child in Fields(data, "fork").objects("children")]
+def parse_fork(data: Any) -> Forked:
+    """A ``ForkResult`` of the wire."""
+    f = Fields(data, "fork")
+    receipts = f.objects("receipts") if f.raw("receipts") is not None else []
+    return Forked(
+        [parse_machine(child) for child in f.objects("children")],
+        {(r.text("id"), r.text("createdAt")): _receipt(r) for r in (Fields(entry, "receipt") for entry in receipts)},
+    )
+
+
+def _receipt(f: Fields) -> ForkReceipt:
+    secrets = [Fields(entry, "secret") for entry in f.objects("secrets")]
+    return ForkReceipt(secrets={s.text("name"): s.text("outcome") for s in secrets})
 
 
 def parse_policy(f: Fields) -> EgressPolicy:

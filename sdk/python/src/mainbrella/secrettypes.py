@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from .errors import ConfigurationError
 from .models import Fields, drop_none
@@ -34,6 +34,8 @@ class Secret:
     value: str = field(repr=False)
     """1 to 8192 visible ASCII characters, with spaces only inside."""
     port: int = 443
+    on_fork: str = "drop"
+    """What copies of the machine get of it: nothing, or with ``"inherit"`` the same value."""
 
     def __post_init__(self) -> None:
         # What is wrong is said before a machine is made for it. The value is in no message.
@@ -52,6 +54,9 @@ class Secret:
                 hint="A line break at the end of a file is none of its value: text.strip().",
             )
 
+        if self.on_fork not in ("drop", "inherit"):
+            raise ConfigurationError(f'on_fork of the secret {self.name} must be "drop" or "inherit".')
+
     def wire(self) -> dict[str, Any]:
         """As the service takes it, with the value."""
         return drop_none(
@@ -61,6 +66,7 @@ class Secret:
                 "header": self.header,
                 "username": self.username,
                 "value": self.value,
+                "onFork": None if self.on_fork == "drop" else self.on_fork,
             }
         )
 
@@ -78,6 +84,8 @@ class SecretInfo:
     """The user whose password it is, in HTTP basic credentials."""
     created_at: str
     """When it was set, RFC 3339."""
+    on_fork: str = "drop"
+    """What copies of the machine get of it: ``drop`` for nothing, ``inherit`` for the same value."""
 
 
 def check_secrets(secrets: Iterable[Secret] | None) -> tuple[Secret, ...]:
@@ -86,6 +94,25 @@ def check_secrets(secrets: Iterable[Secret] | None) -> tuple[Secret, ...]:
     if not all(isinstance(secret, Secret) for secret in given):
         raise ConfigurationError("secrets must be a list of Secret.")
     return given
+
+
+def check_handed_on(secrets: Mapping[str, str | Mapping[str, str]] | None) -> dict[str, Any] | None:
+    """What the children of a fork get of secrets, as the service takes it. No value is in any message."""
+    wishes: dict[str, Any] = {}
+    given: dict[Any, Any] = dict(secrets or {})
+    for name, wish in given.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigurationError(f"{name!r} is no name of a secret.")
+        if isinstance(wish, str) and wish in ("drop", "inherit"):
+            wishes[name] = wish
+            continue
+        fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", wish)) if isinstance(wish, Mapping) else {}
+        if list(fields) != ["reissue"] or not isinstance(fields["reissue"], str) or not fields["reissue"]:
+            raise ConfigurationError(
+                f"What a fork does with the secret {name} must be \"drop\", \"inherit\" or {{\"reissue\": value}}."
+            )
+        wishes[name] = fields
+    return wishes or None
 
 
 def secret_path(name: str) -> str:
@@ -105,6 +132,7 @@ def parse_secret(data: Any) -> SecretInfo:
         header=f.text_or_none("header"),
         username=f.text_or_none("username"),
         created_at=f.text("createdAt"),
+        on_fork="drop" if f.raw("onFork") is None else f.text("onFork"),
     )
 
 

@@ -61,7 +61,7 @@ impl MachineHandle {
     /// `unsupported` when the template brings no kernel, `overloaded` when the machine holds as many contexts as it may,
     /// `command_not_started` when the working directory cannot be entered or the kernel does not start.
     pub async fn create_context(&self, order: ContextOrder) -> Result<ContextInfo, EngineError> {
-        let pass = self.enter()?;
+        let pass = self.enter().await?;
         let (tell, told) = oneshot::channel();
         let this = self.clone();
         tokio::spawn(async move {
@@ -150,7 +150,7 @@ impl MachineHandle {
     /// # Errors
     /// When the machine does not run, or its guest does not answer after a restart of the service.
     pub async fn contexts(&self) -> Result<Vec<ContextInfo>, EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         Ok(self.shared.contexts.list())
     }
@@ -160,7 +160,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found`, and those of [`Self::contexts`].
     pub async fn context(&self, id: &str) -> Result<ContextInfo, EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         self.shared.contexts.info(id)
     }
@@ -170,7 +170,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found`; `in_progress` while it is being started or closed.
     pub async fn close_context(&self, id: &str) -> Result<(), EngineError> {
-        let pass = self.enter()?;
+        let pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         let contexts = &self.shared.contexts;
         let (at_home, ..) = contexts.begin(id)?;
@@ -198,7 +198,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found`; `in_progress`; `command_not_started` when the new kernel does not start, and the context is dead then.
     pub async fn restart_context(&self, id: &str) -> Result<ContextInfo, EngineError> {
-        let pass = self.enter()?;
+        let pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         let (at_home, _, cwd, env, created_at) = self.shared.contexts.begin(id)?;
         let (this, id) = (self.clone(), id.to_owned());
@@ -228,7 +228,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found`; `context_dead`.
     pub async fn interrupt_context(&self, id: &str) -> Result<ContextInfo, EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         let contexts = &self.shared.contexts;
         match contexts.life(id)? {
@@ -246,7 +246,7 @@ impl MachineHandle {
     /// # Errors
     /// `not_found`; `context_dead`; `in_progress` while it is being restarted; `overloaded` when too many wait.
     pub async fn run_code(&self, id: &str, order: CodeOrder) -> Result<CodeRun, EngineError> {
-        let pass = self.enter()?;
+        let pass = self.enter().await?;
         self.unless_gone(self.look()).await?;
         let contexts = &self.shared.contexts;
         if let Life::Dead(how) = contexts.life(id)? {

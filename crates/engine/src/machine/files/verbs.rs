@@ -159,7 +159,7 @@ impl MachineHandle {
     /// When it is no directory, or too many are watched at once.
     pub async fn watch_dir(&self, path: &[u8], recursive: bool) -> Result<FileEvents, EngineError> {
         check_path(path)?;
-        drop(self.enter()?);
+        drop(self.enter().await?);
         let seat = Arc::clone(&self.shared.watches).try_acquire_owned().map_err(|_| {
             EngineError::new(ErrorCode::Overloaded, "this machine is watched as often at once as it may")
         })?;

@@ -131,7 +131,7 @@ impl MachineHandle {
     /// Begins a job: it is on disk, or where that is full and nothing was promised in memory, and its task runs.
     async fn begin(&self, order: JobOrder, key: Option<&StartKey>, promise: Promise) -> Result<Arc<Job>, EngineError> {
         let shared = &self.shared;
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let place = Arc::clone(&shared.commands).try_acquire_owned();
         let _place = place
             .map_err(|_| EngineError::new(ErrorCode::Overloaded, "the machine runs as many commands as it may"))?;
@@ -226,7 +226,7 @@ impl MachineHandle {
 
     /// Says whether there was a process to take it.
     async fn send_signal(&self, request: pb::SignalJobRequest) -> Result<bool, EngineError> {
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let call = async {
             let client = link.client().await?;
@@ -251,7 +251,7 @@ impl MachineHandle {
         if job.note().pty.is_none() {
             return Err(EngineError::new(ErrorCode::InvalidRequest, "the job does not run on a terminal"));
         }
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let size_field = pb::PtySize { cols: size.cols, rows: size.rows, ..Default::default() };
         let request = pb::ResizeJobRequest { job_id: id.to_owned(), size: size_field.into(), ..Default::default() };
@@ -284,7 +284,7 @@ impl MachineHandle {
         if !takes {
             return Err(closed());
         }
-        let _pass = self.enter()?;
+        let _pass = self.enter().await?;
         let link = self.link()?;
         let mut known = job.writing.lock().await;
         let call = async {

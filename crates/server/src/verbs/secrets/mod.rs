@@ -53,6 +53,7 @@ fn secret(record: &SecretRecord) -> Secret {
         port: record.spec.port,
         header,
         username,
+        on_fork: record.on_fork.into(),
         created_at: CreatedAt(record.created_at).to_string(),
     }
 }

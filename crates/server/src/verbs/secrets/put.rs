@@ -32,11 +32,12 @@ pub(crate) async fn put(
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
     query.finish()?;
+    let on_fork = body.on_fork.into();
     let (spec, value) = checked(name, body)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
     let key = handle.record().key;
-    let turn = handle.secrets_turn().await;
-    turn.check()?;
+    let mut turn = handle.secrets_turn().await;
+    turn.check().await?;
     // Two that fill one header of one host would get in each other's way without a word.
     let rival = state.store.secrets(&key).await?.into_iter().find(|other| {
         let place = (&other.spec.host, other.spec.port) == (&spec.host, spec.port);
@@ -47,7 +48,7 @@ pub(crate) async fn put(
         return Err(ApiError::invalid(format!("The secret {name} already fills the header {header} for this host.")));
     }
     let sealed = state.vault.seal_value(&key, spec.name.as_str(), &value)?;
-    let record = SecretRecord { spec, sealed, created_at: state.now() };
+    let record = SecretRecord { spec, sealed, created_at: state.now(), on_fork };
     match state.store.put_secret(&key, &record, &state.vault.new_authority(&key)?).await? {
         PutSecret::Kept => {}
         PutSecret::TooMany => {

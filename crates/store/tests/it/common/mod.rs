@@ -70,6 +70,8 @@ pub fn spec() -> MachineSpec {
         egress: Default::default(),
         ttl_ms: 3_600_000,
         idle_timeout_ms: Some(60_000),
+        on_idle: Default::default(),
+        auto_resume: false,
         metadata: BTreeMap::new(),
         env: BTreeMap::from([("LANG".to_owned(), "C.UTF-8".to_owned())]),
     }

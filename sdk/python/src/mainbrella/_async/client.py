@@ -87,6 +87,8 @@ class AsyncMainbrella:
         slot: str | None = None,
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
+        on_idle: str = "stop",
+        auto_resume: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Iterable[Secret] | None = None,
@@ -109,6 +111,8 @@ class AsyncMainbrella:
             slot: a name of your own; it can be used again when the machine in it has ended.
             ttl_seconds: the machine ends after so long, whatever it does.
             idle_timeout_seconds: it ends when nobody uses it for so long.
+            on_idle: ``"stop"``, or ``"pause"``: then it is paused instead. Needs ``idle_timeout_seconds``.
+            auto_resume: whether the next use resumes it when it is paused. ``None``: with ``on_idle="pause"``.
             metadata: labels to find it by.
             env: environment of every command. The machine can read it: no place for protected secrets.
             secrets: credentials that its requests carry and that it never sees, set in this order once it is there.
@@ -119,6 +123,8 @@ class AsyncMainbrella:
         """
         key = check_key(idempotency_key)
         wanted = check_secrets(secrets)
+        if on_idle not in ("stop", "pause"):
+            raise ConfigurationError('on_idle must be "stop" or "pause".')
         if internet is not None:
             await self._check_internet(internet)
         body = drop_none(
@@ -128,6 +134,8 @@ class AsyncMainbrella:
                 "slot": slot,
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
+                "onIdle": None if on_idle == "stop" else on_idle,
+                "autoResume": auto_resume,
                 "internet": internet,
                 "egress": None if egress is None else wire_policy(egress),
                 "persistent": persistent,

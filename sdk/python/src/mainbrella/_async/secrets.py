@@ -29,6 +29,7 @@ class AsyncSecrets:
         username: str | None = None,
         value: str,
         port: int = 443,
+        on_fork: str = "drop",
     ) -> SecretInfo:
         """Has a credential added, outside the machine, to what it sends to one host over TLS.
 
@@ -42,13 +43,15 @@ class AsyncSecrets:
             username: the user whose password it is, sent as HTTP basic credentials.
             value: 1 to 8192 visible ASCII characters, with spaces only inside. It is never told again.
             port: TLS is spoken there.
+            on_fork: what copies of the machine get of it: nothing, or with ``"inherit"`` the same value.
 
         Raises:
             SecretLimitError: the machine has as many as it may.
             EgressLockedError: the machine has no internet and never gets it.
             UnsupportedError: this host gives machines no network.
         """
-        return await self._put(Secret(name, host=host, header=header, username=username, value=value, port=port))
+        secret = Secret(name, host=host, header=header, username=username, value=value, port=port, on_fork=on_fork)
+        return await self._put(secret)
 
     async def list(self) -> Sequence[SecretInfo]:
         """The secrets of the machine by name, without their values."""

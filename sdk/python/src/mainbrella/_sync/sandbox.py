@@ -23,8 +23,8 @@ from ..errors import (
     UnavailableError,
 )
 from ..jobs import ProcessList, parse_processes
-from ..models import MachineInfo, StopResult, drop_none, parse_fork, parse_machine, parse_stop
-from ..secrettypes import Secret
+from ..models import ForkReceipt, MachineInfo, StopResult, drop_none, parse_fork, parse_machine, parse_stop
+from ..secrettypes import Secret, check_handed_on
 from . import net
 from .api import MachineApi
 from .commands import Commands
@@ -70,6 +70,7 @@ class Sandbox:
         self._info = info
         self._owned = owned
         self._owns_transport = owns_transport
+        self._fork_receipt: ForkReceipt | None = None
         self.api = MachineApi(transport, info.id, info.created_at)
         self.commands = Commands(self)
         self.files = Files(self)
@@ -90,6 +91,8 @@ class Sandbox:
         egress: Policy | None = None,
         slot: str | None = None,
         idle_timeout_seconds: int | None = None,
+        on_idle: str = "stop",
+        auto_resume: bool | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Iterable[Secret] | None = None,
         idempotency_key: str | None = None,
@@ -115,6 +118,8 @@ class Sandbox:
                 slot=slot,
                 ttl_seconds=ttl_seconds,
                 idle_timeout_seconds=idle_timeout_seconds,
+                on_idle=on_idle,
+                auto_resume=auto_resume,
                 metadata=metadata,
                 env=env,
                 secrets=secrets,
@@ -125,6 +130,11 @@ class Sandbox:
             client.close()
             raise
         return cls(sandbox.api.transport, sandbox.info, owned=True, owns_transport=True)
+
+    @property
+    def fork_receipt(self) -> ForkReceipt | None:
+        """What was done for this copy of another machine; ``None`` for others, and where an earlier call made it."""
+        return self._fork_receipt
 
     @property
     def id(self) -> str:
@@ -235,6 +245,7 @@ class Sandbox:
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str | Mapping[str, str]] | None = None,
         idempotency_key: str | None = None,
     ) -> Sandbox: ...
 
@@ -246,6 +257,7 @@ class Sandbox:
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str | Mapping[str, str]] | None = None,
         idempotency_key: str | None = None,
     ) -> list[Sandbox]: ...
 
@@ -256,18 +268,21 @@ class Sandbox:
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str | Mapping[str, str]] | None = None,
         idempotency_key: str | None = None,
     ) -> Sandbox | list[Sandbox]:
         """Copies the machine as it is now: memory, processes, disk, jobs with their logs. It goes on, and so does each copy.
 
         Without ``n`` it returns one machine, with ``n`` a list of that many (at most 8). Each owns its clean-up as one made by
-        ``create`` does. Secrets and previews stay with the source. All attempts of one call carry one idempotency key.
+        ``create`` does. Previews stay with the source, and secrets that were not set with ``on_fork="inherit"``. All attempts of one call carry one idempotency key.
 
         Args:
             n: how many.
             ttl_seconds: how long each may live.
             idle_timeout_seconds: when nobody uses one for so long it ends; default: as the source.
             metadata: labels, over those of the source.
+            secrets: what each gets of secrets of the machine, by their names, whatever they were set with: ``"drop"``,
+                ``"inherit"``, or ``{"reissue": value}`` for another value. ``fork_receipt`` of each says what was done.
             idempotency_key: the caller's own key; the same key and arguments give the same machines.
         """
         if n is not None and n < 1:
@@ -278,10 +293,11 @@ class Sandbox:
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
                 "metadata": dict(metadata) if metadata else None,
+                "secrets": check_handed_on(secrets),
             }
         )
         transport = self.api.transport
-        infos = transport.keyed(
+        made = transport.keyed(
             self.api.path + "/fork",
             body,
             parse_fork,
@@ -289,7 +305,9 @@ class Sandbox:
             key=check_key(idempotency_key),
             timeout=_PAUSE_WAIT_SECONDS,
         )
-        children = [Sandbox(transport, info, owned=True) for info in infos if info.state != "failed"]
+        children = [Sandbox(transport, info, owned=True) for info in made.children if info.state != "failed"]
+        for child in children:
+            child._fork_receipt = made.receipts.get((child.id, child.created_at))
         if len(children) < (n or 1):
             for child in children:
                 child.kill()
