@@ -7,6 +7,7 @@
 pub mod capabilities;
 pub mod command;
 pub mod context;
+pub mod disk;
 pub mod egress;
 pub mod error;
 pub mod file;
@@ -28,6 +29,7 @@ pub use context::{
     Bundle, CodeError, CodeEvent, CodeOutput, CodeResult, CodeStatus, Context, ContextList, ContextState,
     CreateContext, OutputKind, RunCode,
 };
+pub use disk::{DiskReport, DiskUse};
 pub use egress::{EgressEvent, EgressExplanation, EgressKind, EgressLog, EgressOutcome, EgressPolicy, ResolvedAddress};
 pub use error::ErrorBody;
 pub use file::{

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
-    completions, contexts, cp, create, doctor, egress, env, exec, extend, fork, get, jobs, key, list, logs, ls, pause,
-    preview, resume, secret, serve, shell, stop, template, watch,
+    completions, contexts, cp, create, df, doctor, egress, env, exec, extend, fork, get, jobs, key, list, logs, ls,
+    pause, preview, resume, secret, serve, shell, stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -56,6 +56,7 @@ enum Verb {
     Secret(secret::Args),
     Stop(stop::Args),
     Template(template::Args),
+    Df(df::Args),
     Key(key::Args),
     Env(env::Args),
     Doctor(doctor::Args),
@@ -122,6 +123,7 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Secret(args) => secret::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,
         Verb::Template(args) => template::run(context, args).await,
+        Verb::Df(args) => df::run(context, args).await,
         Verb::Key(args) => key::run(context, args).await,
         Verb::Doctor(args) => doctor::run(context, &args).await,
         Verb::Serve(_) | Verb::Completions(_) | Verb::Env(_) => Ok(0),

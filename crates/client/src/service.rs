@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 
-use mainbrella_api::{Capabilities, CreateKey, Health, KeyList, NewKey, TemplateList};
+use mainbrella_api::{Capabilities, CreateKey, DiskReport, Health, KeyList, NewKey, TemplateList};
 
 use crate::error::ClientError;
 use crate::transport::{Client, with_json};
@@ -32,6 +32,14 @@ impl Client {
     /// [`ClientError`].
     pub async fn templates(&self) -> Result<TemplateList, ClientError> {
         self.json(self.request(Method::GET, self.endpoint(&["v1", "templates"], [])), Duration::ZERO).await
+    }
+
+    /// What takes room on the host's disk. Needs the role admin.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn disk(&self) -> Result<DiskReport, ClientError> {
+        self.json(self.request(Method::GET, self.endpoint(&["v1", "disk"], [])), Duration::ZERO).await
     }
 
     /// Makes a key. Its secret is in this answer and never again.

@@ -228,6 +228,11 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
+    /// What everything it keeps takes on disk. Looks at every file.
+    async fn disk_use(&self) -> Result<Vec<DiskUse>, DriverError> {
+        Ok(Vec::new())
+    }
+
     /// Every machine of which anything exists on this host, whole or not.
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError>;
 
@@ -236,6 +241,55 @@ pub trait Driver: Send + Sync {
 
     /// Lets go of what is held only for speed (waiting VMMs) before the service ends.
     async fn shutdown(&self);
+}
+
+/// A part of what a driver keeps on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DiskPart {
+    /// Root images of templates.
+    Templates,
+    /// Templates captured in a size.
+    Frozen,
+    /// Disks that machines and snapshots share.
+    Disks,
+    /// What snapshots have for themselves.
+    Snapshots,
+    /// What machines have for themselves.
+    Machines,
+    /// Waiting VMMs.
+    Waiting,
+    /// Logs of jobs.
+    Jobs,
+    /// Half-made things.
+    Temporary,
+}
+
+impl DiskPart {
+    /// Its wire name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Templates => "templates",
+            Self::Frozen => "frozen",
+            Self::Disks => "disks",
+            Self::Snapshots => "snapshots",
+            Self::Machines => "machines",
+            Self::Waiting => "waiting",
+            Self::Jobs => "jobs",
+            Self::Temporary => "temporary",
+        }
+    }
+}
+
+/// What a part takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskUse {
+    /// Which.
+    pub part: DiskPart,
+    /// Things in it.
+    pub items: u64,
+    /// Bytes on disk that no part before it has counted.
+    pub bytes: u64,
 }
 
 /// A template as a driver sees it.

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::driver::{Adoption, Driver, ForkOrder, TemplateInfo};
+use crate::driver::{Adoption, DiskUse, Driver, ForkOrder, TemplateInfo};
 use crate::error::EngineError;
 use crate::jobs::Shelves;
 use crate::journal::Journal;
@@ -229,6 +229,16 @@ impl Engine {
         // What became of each is in its record.
         drop(futures::future::join_all(handles.iter().map(MachineHandle::ready)).await);
         Ok(ForkReceipt { children: handles, still_ms, memory_bytes })
+    }
+
+    /// What takes room on this host's disk.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub async fn disk_use(&self) -> Result<Vec<DiskUse>, EngineError> {
+        let mut parts = self.inner.world.driver.disk_use().await?;
+        parts.push(self.logs_use().await?);
+        Ok(parts)
     }
 
     /// The snapshots on this host, whole or not.

@@ -3,7 +3,7 @@
 //! A machine that lives has its jobs in hand; those of one that is over are read from disk when somebody asks, for as
 //! long as its record is kept.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use mainbrella_types::{ErrorCode, GenerationKey, MachineRecord, Millis, SnapshotKey};
 use tracing::warn;
 
+use crate::driver::{DiskPart, DiskUse};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::machine::jobs::{Cause, MachineJobs, Shelf, cause_of};
+use crate::microvm::tree_bytes;
 
 /// How long the jobs of a machine that is over are remembered after somebody asked for them.
 const REMEMBERED: Duration = Duration::from_secs(120);
@@ -142,6 +144,20 @@ impl Engine {
         {
             warn!(machine = %key, error = %e, "the jobs of a machine could not be removed; trying again later");
         }
+    }
+
+    /// What all logs of jobs take.
+    pub(crate) async fn logs_use(&self) -> Result<DiskUse, EngineError> {
+        let dir = self.shelves().dir.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            let items = std::fs::read_dir(&dir).map_or(0, |entries| entries.count() as u64);
+            let bytes = tree_bytes(&dir, &mut HashSet::new())?;
+            std::io::Result::Ok(DiskUse { part: DiskPart::Jobs, items, bytes })
+        });
+        let failed = |e: std::io::Error| {
+            EngineError::new(ErrorCode::Internal, "the logs of jobs could not be measured").because(e.to_string())
+        };
+        measured.await.map_err(|e| failed(std::io::Error::other(e)))?.map_err(failed)
     }
 
     /// Removes the logs that were kept with a snapshot.

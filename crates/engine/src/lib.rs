@@ -20,8 +20,8 @@ pub mod microvm;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{
-    Adoption, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance, LaunchOrder, MachineNetwork,
-    PauseReceipt, SaveOrder, SaveReceipt, Saving, TemplateInfo,
+    Adoption, DiskPart, DiskUse, Driver, EgressOrder, ExitReport, ForkOrder, Forked, GuestStream, Instance,
+    LaunchOrder, MachineNetwork, PauseReceipt, SaveOrder, SaveReceipt, Saving, TemplateInfo,
 };
 pub use engine::{Engine, EngineConfig, ForkReceipt, RecoveryReport};
 pub use error::{DriverError, EngineError};

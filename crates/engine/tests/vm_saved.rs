@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ground::*;
-use mainbrella_engine::driver::{Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
+use mainbrella_engine::driver::{DiskPart, Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
 use mainbrella_engine::microvm::MicroVm;
 use mainbrella_engine::{DriverError, EgressOrder};
 use mainbrella_guest_protocol::host::GuestClient;
@@ -126,8 +126,15 @@ async fn a_full_snapshot_brings_processes_back_after_a_restart_of_the_service() 
     assert!(receipt.memory_bytes > 1 << 20, "{receipt:?}");
     driver.destroy(&key).await.expect("destroy");
     drop((machine, driver));
+    // A frozen template that no template or machine of this host has to do with.
+    let foreign = t.path().join("frozen").join("0".repeat(32));
+    std::fs::create_dir_all(&foreign).expect("mkdir");
     let driver = MicroVm::open(c.clone(), images()).await.expect("again");
+    assert!(!foreign.exists());
     assert_eq!(driver.snapshots().await.expect("list"), [full]);
+    let parts = driver.disk_use().await.expect("measured");
+    let of = |part| parts.iter().find(|p| p.part == part).map_or(0, |p| p.bytes);
+    assert!(of(DiskPart::Disks) > 100_000 && of(DiskPart::Snapshots) > receipt.memory_bytes / 2, "{parts:?}");
     let (a, _a, one) = launch(&driver, Some(full)).await;
     let (b, _b, two) = launch(&driver, Some(full)).await;
     for guest in [&one, &two] {

@@ -4,6 +4,7 @@ pub mod completions;
 pub mod contexts;
 pub mod cp;
 pub mod create;
+pub mod df;
 pub mod doctor;
 pub mod egress;
 pub mod env;

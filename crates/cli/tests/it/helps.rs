@@ -36,6 +36,7 @@ fn help_of_every_verb() {
         "template build",
         "template list",
         "template rm",
+        "df",
         "key",
         "key create",
         "key list",

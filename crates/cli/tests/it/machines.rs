@@ -192,6 +192,14 @@ fn templates_are_asked_of_the_service_or_looked_up_here() {
 }
 
 #[test]
+fn what_takes_room_is_a_table() {
+    let report = value!({"freeBytes": 5_368_709_120_u64, "totalBytes": 10_737_418_240_u64, "parts": [
+        {"part": "templates", "items": 2, "bytes": 209_715_200}, {"part": "snapshots", "items": 0, "bytes": 4096},
+    ]});
+    snapshot("df", run(&Service::start([json(200, report)]), &["df"]));
+}
+
+#[test]
 fn doctor_needs_no_service_and_its_json_is_stable() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut command = mainbrella();

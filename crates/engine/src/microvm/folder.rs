@@ -154,6 +154,12 @@ impl Places {
         Ok(p)
     }
 
+    /// Root images of templates; made by whoever builds them.
+    #[must_use]
+    pub fn templates(&self) -> PathBuf {
+        self.tmp.with_file_name("templates")
+    }
+
     /// The folder of a snapshot.
     #[must_use]
     pub fn snapshot(&self, key: &SnapshotKey) -> PathBuf {

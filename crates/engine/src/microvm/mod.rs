@@ -7,6 +7,7 @@ pub mod accelerator;
 mod block;
 pub mod boot;
 mod capture;
+mod collect;
 pub mod command_line;
 pub mod delta;
 mod disks;
@@ -43,11 +44,12 @@ use sha2::{Digest, Sha256};
 
 pub use accelerator::{AcceleratorChoice, Verdict};
 pub use boot::BootFiles;
+pub(crate) use collect::tree_bytes;
 pub use images::{Images, StoredImages};
 
 use crate::cgroup::Cgroups;
 use crate::driver::{
-    Adoption, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, SaveOrder, Saving,
+    Adoption, DiskUse, Driver, EgressOrder, ForkOrder, Forked, Instance, LaunchOrder, PauseReceipt, SaveOrder, Saving,
     TemplateInfo,
 };
 use crate::error::DriverError;
@@ -312,6 +314,15 @@ impl MicroVm {
             _uids: taken,
         });
         inner.publish(&verdict);
+        // With an accelerator that is still to be found out, what is frozen for it is not known.
+        if !verdict.open {
+            let (inner, accelerator) = (inner.clone(), verdict.accelerator);
+            let collected = blocking(move || {
+                inner.collect_frozen(accelerator);
+                Ok(())
+            });
+            collected.await?;
+        }
         let weak = Arc::downgrade(&inner);
         let pause = (config.cool_after / 4).clamp(Duration::from_millis(100), Duration::from_secs(60));
         let sweeper = tokio::spawn(async move {
@@ -575,6 +586,15 @@ impl Driver for MicroVm {
     async fn forget(&self, snapshot: &SnapshotKey) -> Result<(), DriverError> {
         let (inner, snapshot) = (self.inner.clone(), *snapshot);
         detached(async move { inner.forget(&snapshot).await }).await
+    }
+
+    async fn disk_use(&self) -> Result<Vec<DiskUse>, DriverError> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let templates = inner.places.templates();
+            collect::disk_use(&inner.places, &templates).map_err(|e| DriverError::io("measuring the data directory", e))
+        })
+        .await
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {

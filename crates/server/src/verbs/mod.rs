@@ -3,6 +3,7 @@
 mod capabilities;
 mod contexts;
 mod create;
+mod disk;
 mod egress;
 mod extend;
 mod files;
@@ -81,6 +82,7 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(previews::create::create, previews::list::list))
         .routes(routes!(previews::revoke::revoke))
         .routes(routes!(previews::renew::renew))
+        .routes(routes!(disk::disk))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

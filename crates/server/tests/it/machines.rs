@@ -321,6 +321,9 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
     assert_eq!(c["execution"]["codeContexts"], json!(["python"]));
     let powers = c["execution"].as_object().unwrap().iter().filter(|(name, _)| *name != "codeContexts");
     assert!(powers.clone().count() > 8 && powers.clone().all(|(_, v)| v == true), "{}", c["execution"]);
+    let disk = s.get("/v1/disk").await.ok();
+    assert!(disk["totalBytes"].as_u64() > disk["freeBytes"].as_u64(), "{disk}");
+    assert!(disk["parts"].as_array().unwrap().iter().any(|p| p["part"] == "jobs" && p["bytes"].is_u64()), "{disk}");
     let t = s.get("/v1/templates").await.ok();
     assert_eq!(t["templates"][1]["name"], "python");
     assert_eq!(t["templates"][1]["frozenSizes"], json!(["small"]));
