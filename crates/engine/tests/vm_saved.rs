@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ground::*;
-use mainbrella_engine::driver::{DiskPart, Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
-use mainbrella_engine::microvm::MicroVm;
+use mainbrella_engine::driver::{Adoption, DiskPart, Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
+use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
 use mainbrella_engine::{DriverError, EgressOrder};
 use mainbrella_guest_protocol::host::GuestClient;
 use mainbrella_types::{GenerationKey, SizeClass, SnapshotKey, SnapshotKind};
@@ -87,7 +87,7 @@ async fn a_saved_disk_comes_back_in_a_fresh_machine_again_and_again() {
     let driver = MicroVm::open(c.clone(), images()).await.expect("again");
     for key in [&one, &child] {
         let found = driver.adopt(key, &EgressOrder::default()).await.expect("adopt");
-        let mainbrella_engine::driver::Adoption::Running(machine) = found else { panic!("it runs") };
+        let Adoption::Running(machine) = found else { panic!("it runs") };
         assert_eq!(shell(&client(&*machine).await, LOOK).await, was);
     }
     // The first is removed while a machine that was started from it goes on; the second stands by itself.
@@ -165,6 +165,103 @@ async fn a_full_snapshot_brings_processes_back_after_a_restart_of_the_service() 
     driver.forget(&full).await.expect("forget");
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
+}
+
+/// Not a test of its own, and nothing unless it is told what to do: the service that the next test kills.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_that_is_killed() {
+    let Ok(text) = std::env::var(KILLED) else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let [verb, key, uid, data] = words[..] else { panic!("{text}") };
+    let key: GenerationKey = key.parse().expect("a key");
+    let c = MicroVmConfig { uids: Some((uid.parse().expect("a number"), 100)), ..config(Path::new(data), 0) };
+    let driver = MicroVm::open(c, images()).await.expect("driver");
+    let found = driver.adopt(&key, &EgressOrder::default()).await.expect("adopt");
+    println!("\nnow");
+    match verb {
+        "workspace" | "full" => {
+            let order = SaveOrder { snapshot: snapshot(), kind: verb.parse().expect("a kind") };
+            driver.save(&key, &order).await.expect("save").durable.await.expect("durable");
+        }
+        "restore" => {
+            let snapshot = driver.snapshots().await.expect("list")[0];
+            drop(driver.launch(&LaunchOrder { snapshot: Some(snapshot), ..order() }).await.expect("launch"));
+        }
+        "forget" => {
+            let snapshot = driver.snapshots().await.expect("list")[0];
+            driver.forget(&snapshot).await.expect("forget");
+        }
+        _ => panic!("{verb}"),
+    }
+    println!("\ndone");
+    drop(found);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_killed_at_any_step_keeps_a_snapshot_whole_or_not_at_all() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (key, machine, guest) = launch(&driver, None).await;
+    shell(&guest, "head -c 9000000 /dev/urandom > /workspace/x; sha256sum /workspace/x > /workspace/sum; sync").await;
+    quiesce(guest).await;
+    drop((machine, driver));
+    let mut seen = Vec::new();
+    for (verb, ms) in [
+        ("workspace", vec![0, 50, 120, 2000]),
+        ("full", vec![40, 150, 300, 3000]),
+        ("restore", vec![0, 60, 120, 200, 300, 500]),
+        ("forget", vec![0, 2, 4, 7, 12, 1000]),
+    ]
+    .into_iter()
+    .flat_map(|(verb, steps)| steps.into_iter().map(move |ms| (verb, ms)))
+    {
+        let driver = open(&c).await;
+        let before = driver.snapshots().await.expect("list");
+        drop(driver);
+        if verb == "forget" && before.is_empty() {
+            continue;
+        }
+        let with = c.clone();
+        let done = tokio::task::spawn_blocking(move || kill_during(verb, &key, &with, ms)).await.expect("killed");
+        let driver = open(&c).await;
+        let Adoption::Running(machine) = driver.adopt(&key, &EgressOrder::default()).await.expect("adopt") else {
+            panic!("{verb} for {ms} ms: the machine goes on")
+        };
+        let guest = client(&*machine).await;
+        assert_eq!(shell(&guest, "sha256sum -c /workspace/sum").await, "/workspace/x: OK\n", "{verb} for {ms} ms");
+        quiesce(guest).await;
+        for other in driver.inventory().await.expect("inventory") {
+            if other != key {
+                driver.destroy(&other).await.expect("what a restore that was cut off left");
+            }
+        }
+        assert_eq!(std::fs::read_dir(t.path().join("tmp")).expect("list").count(), 0, "{verb} for {ms} ms");
+        let after = driver.snapshots().await.expect("list");
+        assert!(!done || verb == "restore" || (after.len() > before.len()) == (verb != "forget"), "{verb} for {ms} ms");
+        // What is there is whole.
+        for snapshot in after.iter().filter(|s| !before.contains(s)) {
+            let (copy, _machine, guest) = launch(&driver, Some(*snapshot)).await;
+            assert_eq!(shell(&guest, "sha256sum -c /workspace/sum").await, "/workspace/x: OK\n");
+            driver.destroy(&copy).await.expect("destroy");
+        }
+        seen.push(format!("{verb} {ms} ms{}: {} to {}", if done { " (done)" } else { "" }, before.len(), after.len()));
+        // A disk has a bounded number of layers; what was saved goes, but for one.
+        if verb != "forget" && after.len() > 1 {
+            driver.forget(&after[0]).await.expect("forget");
+        }
+        drop(machine);
+        driver.shutdown().await;
+    }
+    println!("{}", seen.join("\n"));
+    let driver = open(&c).await;
+    for snapshot in driver.snapshots().await.expect("list") {
+        driver.forget(&snapshot).await.expect("forget");
+    }
+    driver.destroy(&key).await.expect("destroy");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+    assert_eq!(std::fs::read_dir(t.path().join("disks")).expect("list").count(), 0);
 }
 
 /// Does `work` while one byte in the middle of what `path` holds is another.

@@ -2,10 +2,9 @@
 
 mod ground;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -312,9 +311,6 @@ fn stop_vmm(place: &Path) {
     assert!(lines.map_while(Result::ok).any(|l| l.contains("\"id\": 1")), "stopped");
 }
 
-/// Name of the variable that says what the service that is killed shall do.
-const KILLED: &str = "MAINBRELLA_TEST_KILLED";
-
 /// Not a test of its own, and nothing unless it is told what to do: the service that the next test kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_service_that_is_killed() {
@@ -340,24 +336,6 @@ async fn the_service_that_is_killed() {
     }
     println!("\ndone");
     drop(instance);
-}
-
-/// Lets a service begin `verb` and kills it `ms` later. Says whether it was done by then.
-fn kill_during(verb: &str, key: &GenerationKey, c: &MicroVmConfig, ms: u64) -> bool {
-    let uid = c.uids.expect("given").0;
-    let mut service = Command::new(std::env::current_exe().expect("own path"))
-        .args(["--exact", "the_service_that_is_killed", "--nocapture"])
-        .env(KILLED, format!("{verb} {key} {uid} {}", c.data_dir.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("spawn");
-    let mut lines = BufReader::new(service.stdout.take().expect("piped")).lines();
-    let begun = lines.by_ref().map_while(Result::ok).any(|l| l == "now");
-    assert!(begun, "the service did not come up");
-    std::thread::sleep(Duration::from_millis(ms));
-    service.kill().expect("kill");
-    service.wait().expect("wait");
-    lines.map_while(Result::ok).any(|l| l == "done")
 }
 
 #[tokio::test(flavor = "multi_thread")]

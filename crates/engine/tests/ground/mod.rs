@@ -3,7 +3,9 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,4 +171,26 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
+}
+
+/// Name of the variable that says what the service that is killed shall do.
+pub const KILLED: &str = "MAINBRELLA_TEST_KILLED";
+
+/// Lets a service, which the test `the_service_that_is_killed` of the same program becomes, begin `verb` and kills it `ms` later.
+/// Says whether it was done by then.
+pub fn kill_during(verb: &str, key: &GenerationKey, c: &MicroVmConfig, ms: u64) -> bool {
+    let uid = c.uids.expect("given").0;
+    let mut service = Command::new(std::env::current_exe().expect("own path"))
+        .args(["--exact", "the_service_that_is_killed", "--nocapture"])
+        .env(KILLED, format!("{verb} {key} {uid} {}", c.data_dir.display()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("spawn");
+    let mut lines = BufReader::new(service.stdout.take().expect("piped")).lines();
+    let begun = lines.by_ref().map_while(Result::ok).any(|l| l == "now");
+    assert!(begun, "the service did not come up");
+    std::thread::sleep(Duration::from_millis(ms));
+    service.kill().expect("kill");
+    service.wait().expect("wait");
+    lines.map_while(Result::ok).any(|l| l == "done")
 }
