@@ -8,6 +8,7 @@ mod jobs;
 mod memory;
 mod network;
 mod preview;
+mod save;
 mod snapshot;
 mod warm;
 
@@ -40,11 +41,13 @@ pub enum Group {
     Preview,
     /// Pausing, resuming and forking.
     Snapshot,
+    /// Saving, and starting from what was saved.
+    Save,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Create,
         Self::Warm,
         Self::Memory,
@@ -55,6 +58,7 @@ impl Group {
         Self::Network,
         Self::Preview,
         Self::Snapshot,
+        Self::Save,
     ];
 
     /// Its word for `--only`.
@@ -70,6 +74,7 @@ impl Group {
             Self::Network => "network",
             Self::Preview => "preview",
             Self::Snapshot => "snapshot",
+            Self::Save => "save",
         }
     }
 
@@ -83,7 +88,7 @@ impl Group {
             Self::Get => &[Need::FewRecords, Need::ManyRecords],
             Self::Network => &[Need::WarmPlainDriver, Need::WarmDriver],
             Self::Preview => &[],
-            Self::Snapshot => &[Need::Driver],
+            Self::Snapshot | Self::Save => &[Need::Driver],
         }
     }
 
@@ -100,6 +105,7 @@ impl Group {
             Self::Network => network::run(world, rows).await,
             Self::Preview => preview::run(world, rows).await,
             Self::Snapshot => snapshot::run(world, rows).await,
+            Self::Save => save::run(world, rows).await,
         }
     }
 }

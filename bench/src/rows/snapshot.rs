@@ -28,7 +28,7 @@ const MANY: usize = 8;
 const FORKS_EACH: usize = 4;
 
 /// Seconds of a plain write of `bytes` into a new file of `folder`, and of reading it again.
-fn plain(folder: &Path, bytes: u64, durable: bool) -> Result<(Duration, Duration), Fault> {
+pub(super) fn plain(folder: &Path, bytes: u64, durable: bool) -> Result<(Duration, Duration), Fault> {
     let piece: Vec<u8> = (0..1u32 << 20).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
     let path = folder.join("plain");
     let start = Instant::now();
