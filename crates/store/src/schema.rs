@@ -107,7 +107,7 @@ mod tests {
         // As version 2 left it.
         sql(
             &store,
-            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
+            "DROP TABLE machine_secrets; DROP TABLE machine_authorities; DROP TABLE snapshots; ALTER TABLE machines DROP COLUMN restored_from; ALTER TABLE machines DROP COLUMN forked_from; ALTER TABLE machines DROP COLUMN egress; UPDATE meta SET value = '2' WHERE name = 'schema_version'",
         )
         .await;
         store.close().await;
