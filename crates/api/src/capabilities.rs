@@ -174,9 +174,9 @@ pub struct Previews {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Persistence {
-    /// Disk captures.
+    /// Disks can be saved and machines started from them.
     pub snapshots: bool,
-    /// Memory captures.
+    /// The same with memory.
     pub memory_snapshot: bool,
     /// Pause and resume.
     pub pause_resume: bool,
@@ -371,6 +371,14 @@ limits! {
     egress_events_kept = EGRESS_EVENTS_KEPT;
     /// Machines of one fork.
     fork_children_max = FORK_CHILDREN_MAX;
+    /// Longest name of a snapshot.
+    snapshot_name_max_bytes = SNAPSHOT_NAME_MAX;
+    /// Snapshots of a project, unless the service is configured otherwise.
+    snapshots_default = SNAPSHOTS_DEFAULT;
+    /// Longest time until a snapshot is removed by itself.
+    snapshot_ttl_max_seconds = SNAPSHOT_TTL_MAX_SECONDS;
+    /// Shortest.
+    snapshot_ttl_min_seconds = SNAPSHOT_TTL_MIN_SECONDS;
     /// Secrets of one machine.
     secrets_max = SECRETS_MAX;
     /// Longest name of a secret.

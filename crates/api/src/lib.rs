@@ -21,6 +21,7 @@ pub mod preview;
 pub mod process;
 mod schema;
 pub mod secret;
+pub mod snapshot;
 pub mod template;
 
 pub use capabilities::Capabilities;
@@ -50,6 +51,7 @@ pub use machine::{
 pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
 pub use secret::{OnFork, Secret, SecretBody, SecretList, SecretRemoved};
+pub use snapshot::{RestoreSnapshot, SaveSnapshot, Snapshot, SnapshotKind, SnapshotList, UpdateSnapshot};
 pub use template::{Template, TemplateList};
 
 /// The prefix of every path of this version.

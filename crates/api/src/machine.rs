@@ -167,6 +167,10 @@ pub struct Machine {
     #[serde(default)]
     #[schema(required = true)]
     pub forked_from: Option<String>,
+    /// The snapshot it was started from; `null`: it was made otherwise.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub restored_from: Option<String>,
     /// The template it was made from.
     pub catalog_id: String,
     /// Its size.

@@ -8,7 +8,7 @@ use crate::context::{Context, Global};
 use crate::failure::Failure;
 use crate::verbs::{
     completions, contexts, cp, create, df, doctor, egress, env, exec, extend, fork, get, jobs, key, list, logs, ls,
-    pause, preview, resume, secret, serve, shell, stop, template, watch,
+    pause, preview, restore, resume, save, secret, serve, shell, snapshots, stop, template, watch,
 };
 
 const EXIT_CODES: &str = "\
@@ -52,6 +52,11 @@ enum Verb {
     Fork(fork::Args),
     Pause(pause::Args),
     Resume(resume::Args),
+    Save(save::Args),
+    Restore(restore::Args),
+    Snapshots(snapshots::Args),
+    Export(cp::ExportArgs),
+    Import(cp::ImportArgs),
     Egress(egress::Args),
     Secret(secret::Args),
     Stop(stop::Args),
@@ -119,6 +124,11 @@ async fn client_verb(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Fork(args) => fork::run(context, args).await,
         Verb::Pause(args) => pause::run(context, args).await,
         Verb::Resume(args) => resume::run(context, args).await,
+        Verb::Save(args) => save::run(context, args).await,
+        Verb::Restore(args) => restore::run(context, args).await,
+        Verb::Snapshots(args) => snapshots::run(context, args).await,
+        Verb::Export(args) => cp::export(context, args).await,
+        Verb::Import(args) => cp::import(context, args).await,
         Verb::Egress(args) => egress::run(context, args).await,
         Verb::Secret(args) => secret::run(context, args).await,
         Verb::Stop(args) => stop::run(context, args).await,

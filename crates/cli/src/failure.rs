@@ -120,6 +120,9 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::PreviewEnded
         | ErrorCode::PreviewReconciliationRequired
         | ErrorCode::SecretLimit
+        | ErrorCode::SnapshotLimit
+        | ErrorCode::SnapshotMismatch
+        | ErrorCode::SnapshotDamaged
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed

@@ -15,6 +15,7 @@ mod machines;
 mod previews;
 mod secrets;
 mod service;
+mod snapshots;
 mod socket;
 mod transport;
 
@@ -24,6 +25,7 @@ pub use error::{ApiFailure, ClientError};
 pub use files::{Download, Upload, WriteOptions};
 pub use jobs::{JobStream, StartedJob};
 pub use machines::{Created, ListFilter, MachineRef};
+pub use snapshots::SnapshotFilter;
 pub use socket::{JobMessage, JobSocket};
 pub use transport::{ApiKey, Client};
 

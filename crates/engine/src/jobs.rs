@@ -3,7 +3,7 @@
 //! A machine that lives has its jobs in hand; those of one that is over are read from disk when somebody asks, for as
 //! long as its record is kept.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -118,15 +118,7 @@ impl Engine {
     /// # Errors
     /// When the folder cannot be read.
     pub async fn kept_jobs(&self) -> Result<Vec<GenerationKey>, EngineError> {
-        let dir = self.shelves().dir.clone();
-        let names = tokio::task::spawn_blocking(move || match std::fs::read_dir(dir) {
-            Ok(entries) => Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect::<Vec<_>>()),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(e) => Err(e.to_string()),
-        });
-        let failed =
-            |why: String| EngineError::new(ErrorCode::Internal, "the kept jobs could not be listed").because(why);
-        let names = names.await.map_err(|e| failed(e.to_string()))?.map_err(failed)?;
+        let names = self.kept_names().await?;
         let keys = names.iter().filter_map(|name| name.parse::<GenerationKey>().ok());
         Ok(keys.filter(|key| self.machine(key).is_none()).collect())
     }
@@ -158,6 +150,29 @@ impl Engine {
             EngineError::new(ErrorCode::Internal, "the logs of jobs could not be measured").because(e.to_string())
         };
         measured.await.map_err(|e| failed(std::io::Error::other(e)))?.map_err(failed)
+    }
+
+    /// Every name that jobs are kept under.
+    async fn kept_names(&self) -> Result<Vec<String>, EngineError> {
+        let dir = self.shelves().dir.clone();
+        let names = tokio::task::spawn_blocking(move || match std::fs::read_dir(dir) {
+            Ok(entries) => Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(e) => Err(e.to_string()),
+        });
+        let failed =
+            |why: String| EngineError::new(ErrorCode::Internal, "the kept jobs could not be listed").because(why);
+        names.await.map_err(|e| failed(e.to_string()))?.map_err(failed)
+    }
+
+    /// The snapshots of which anything is on this host, be it only logs of jobs.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub async fn snapshot_remains(&self) -> Result<BTreeSet<SnapshotKey>, EngineError> {
+        let mut keys: BTreeSet<SnapshotKey> = self.snapshots().await?.into_iter().collect();
+        keys.extend(self.kept_names().await?.iter().filter_map(|name| name.parse::<SnapshotKey>().ok()));
+        Ok(keys)
     }
 
     /// Removes the logs that were kept with a snapshot.

@@ -33,7 +33,7 @@ impl Traits {
 
 /// Which powers this version of the API has verbs for. A driver's power without a verb is not offered.
 pub(crate) mod verbs {
-    pub(crate) const SNAPSHOTS: bool = false;
+    pub(crate) const SNAPSHOTS: bool = true;
     pub(crate) const PAUSE_RESUME: bool = true;
     pub(crate) const FORK: bool = true;
 }
@@ -46,6 +46,7 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
         created_at: record.generation.created_at.to_string(),
         state: record.state.into(),
         forked_from: record.forked_from.as_ref().map(ToString::to_string),
+        restored_from: record.restored_from.as_ref().map(ToString::to_string),
         catalog_id: record.spec.template.as_str().to_owned(),
         size: record.spec.size.as_str().to_owned(),
         internet: record.spec.egress.leads_out(),

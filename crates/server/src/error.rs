@@ -14,7 +14,7 @@ use mainbrella_types::{ErrorCode, IdError};
 pub struct ApiError {
     pub(crate) code: ErrorCode,
     pub(crate) message: Cow<'static, str>,
-    pub(crate) hint: Option<&'static str>,
+    pub(crate) hint: Option<Cow<'static, str>>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) retry_after: Option<u64>,
     pub(crate) preview: Option<String>,
@@ -51,8 +51,8 @@ impl ApiError {
 
     /// A better hint than the code's own.
     #[must_use]
-    pub fn hint(mut self, hint: &'static str) -> Self {
-        self.hint = Some(hint);
+    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+        self.hint = Some(hint.into());
         self
     }
 

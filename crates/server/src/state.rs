@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mainbrella_engine::Engine;
 use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
-use mainbrella_types::{Millis, TemplateName};
+use mainbrella_types::{Millis, SnapshotKey, TemplateName};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +51,8 @@ pub struct Parts {
     pub vault: Vault,
     /// Which tokens lead to which ports.
     pub previews: Previews,
+    /// Saves in progress.
+    pub saves: SavesUnderWay,
     /// Cancelled when the service begins to end: what would go on for ever ends then.
     pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
@@ -76,6 +78,33 @@ impl SeenTemplates {
     }
 }
 
+/// Snapshots that are being saved by this process: their intents are not left over.
+#[derive(Clone, Debug, Default)]
+pub struct SavesUnderWay(Arc<Mutex<HashSet<SnapshotKey>>>);
+
+/// A save in progress, until it is dropped.
+pub(crate) struct Saving {
+    saves: SavesUnderWay,
+    key: SnapshotKey,
+}
+
+impl SavesUnderWay {
+    pub(crate) fn begin(&self, key: SnapshotKey) -> Saving {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        Saving { saves: self.clone(), key }
+    }
+
+    pub(crate) fn has(&self, key: &SnapshotKey) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+    }
+}
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        self.saves.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
 impl AppState {
     /// Puts the parts together.
     #[must_use]
@@ -90,6 +119,7 @@ impl AppState {
             signer: UrlSigner::new(&config.data_dir),
             vault: Vault::new(&config.data_dir),
             previews: Previews::new(&config, engine.clone(), Arc::clone(&clock)),
+            saves: SavesUnderWay::default(),
             closing: CancellationToken::new(),
             config,
             engine,

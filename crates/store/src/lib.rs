@@ -12,6 +12,7 @@ mod previews;
 mod record;
 mod schema;
 mod secrets;
+mod snapshots;
 mod sql;
 mod sweep;
 
@@ -26,6 +27,7 @@ pub use list::{Cursor, ListQuery, Page};
 pub use machines::{Applied, BeginCreate, BeginFork, Idempotency, MachineChange, NewMachine, Refusal};
 pub use previews::{BeginPreview, PreviewRecord};
 pub use secrets::{NewSecrets, PutSecret, SecretRecord};
+pub use snapshots::{BeginSave, SnapshotChange, SnapshotCursor, SnapshotPage, SnapshotQuery};
 pub use sweep::Swept;
 
 use backend::Backend;

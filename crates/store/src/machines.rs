@@ -14,6 +14,8 @@ use crate::{Store, sql};
 
 /// The operation under which idempotency keys of create are kept.
 const CREATE: &str = "machine.create";
+/// The operation under which those of restore are kept.
+const RESTORE: &str = "snapshot.restore";
 /// The operation under which those of fork are kept, each child under a number of its own.
 const FORK: &str = "machine.fork";
 /// The name in `meta` of the mark below which no new slot starts.
@@ -62,6 +64,8 @@ pub enum BeginCreate {
     KeyConflict,
     /// This living generation holds the slot.
     SlotInUse(Generation),
+    /// The snapshot it was to start from is there no more.
+    SnapshotGone,
 }
 
 /// What became of the intent to fork.
@@ -186,13 +190,14 @@ impl Store {
     /// the database.
     pub async fn begin_create(&self, new: NewMachine, idempotency: Option<Idempotency>) -> Result<BeginCreate> {
         // A repeated request is answered without the write lock.
+        let operation = if new.restored_from.is_some() { RESTORE } else { CREATE };
         if let Some(id) = &idempotency
-            && let Some(answer) = self.find_create(&new.project, id, new.now).await?
+            && let Some(answer) = self.find(operation, &new.project, id, new.now).await?
         {
             return Ok(answer);
         }
         let mut tx = self.db.begin().await?;
-        let answer = create_in(&mut tx, &new, CREATE, idempotency.as_ref()).await?;
+        let answer = create_in(&mut tx, &new, operation, idempotency.as_ref()).await?;
         match answer {
             BeginCreate::Fresh(_) => tx.commit().await?,
             _ => tx.rollback().await?,
@@ -222,7 +227,7 @@ impl Store {
                     tx.rollback().await?;
                     return Ok(BeginFork::KeyConflict);
                 }
-                BeginCreate::SlotInUse(_) => {
+                BeginCreate::SlotInUse(_) | BeginCreate::SnapshotGone => {
                     tx.rollback().await?;
                     return Err(StoreError::corrupt("the slot of a fresh key is taken"));
                 }
@@ -274,7 +279,30 @@ impl Store {
     /// # Errors
     /// What befell the database.
     pub async fn find_create(&self, project: &ProjectId, id: &Idempotency, now: Millis) -> Result<Option<BeginCreate>> {
-        let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, CREATE, id, now)).await?;
+        self.find(CREATE, project, id, now).await
+    }
+
+    /// As [`Store::find_create`], for what is made from a snapshot.
+    ///
+    /// # Errors
+    /// What befell the database.
+    pub async fn find_restore(
+        &self,
+        project: &ProjectId,
+        id: &Idempotency,
+        now: Millis,
+    ) -> Result<Option<BeginCreate>> {
+        self.find(RESTORE, project, id, now).await
+    }
+
+    async fn find(
+        &self,
+        operation: &str,
+        project: &ProjectId,
+        id: &Idempotency,
+        now: Millis,
+    ) -> Result<Option<BeginCreate>> {
+        let row = self.db.fetch_optional(sql::IDEMPOTENCY_GET, &replay_args(project, operation, id, now)).await?;
         row.map(|r| replay(&r, id)).transpose()
     }
 
@@ -412,6 +440,12 @@ async fn create_in(
                 None => Err(StoreError::corrupt("an idempotency key without its machine")),
             };
         }
+    }
+    // Held from here on: whoever deletes it afterwards finds this machine on record.
+    if let Some(snapshot) = &new.restored_from
+        && tx.execute(sql::SNAPSHOT_HOLD, &[Arg::Text(snapshot.to_string()), Arg::Int(new.now.0)]).await? == 0
+    {
+        return Ok(BeginCreate::SnapshotGone);
     }
     let slot = new.slot.clone().unwrap_or_else(|| MachineId::generated(new.key));
     let created = match advance(tx, &new.project, &slot, new.now).await? {

@@ -12,7 +12,7 @@ use crate::error::{Result, StoreError};
 /// How many columns `machine` reads; further ones may follow.
 pub(crate) const MACHINE_COLUMNS: usize = 26;
 
-fn parsed<T>(text: &str) -> Result<T>
+pub(crate) fn parsed<T>(text: &str) -> Result<T>
 where
     T: std::str::FromStr,
     T::Err: std::error::Error + Send + Sync + 'static,
@@ -20,7 +20,7 @@ where
     text.parse().map_err(|e: T::Err| StoreError::corrupt(e))
 }
 
-fn unsigned(value: i64) -> Result<u64> {
+pub(crate) fn unsigned(value: i64) -> Result<u64> {
     u64::try_from(value).map_err(StoreError::corrupt)
 }
 
@@ -29,11 +29,11 @@ pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn map(json: &str) -> Result<BTreeMap<String, String>> {
+pub(crate) fn map(json: &str) -> Result<BTreeMap<String, String>> {
     serde_json::from_str(json).map_err(StoreError::corrupt)
 }
 
-fn json(map: &BTreeMap<String, String>) -> Result<String> {
+pub(crate) fn json(map: &BTreeMap<String, String>) -> Result<String> {
     serde_json::to_string(map).map_err(|e| StoreError::Internal(e.into()))
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn machine(row: &Row) -> Result<MachineRecord> {
 
 /// What a machine may reach. Records from before there were policies say only whether it is anything. It fails closed: a
 /// policy that this version does not understand lets nothing through until it is set again.
-fn egress(internet: bool, text: Option<String>) -> EgressPolicy {
+pub(crate) fn egress(internet: bool, text: Option<String>) -> EgressPolicy {
     match text.map(|text| text.parse()) {
         _ if !internet => EgressPolicy::Off,
         None => EgressPolicy::Open,

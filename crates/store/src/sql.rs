@@ -34,6 +34,14 @@ macro_rules! preview_columns {
     };
 }
 
+/// The columns of a snapshot, in the order in which `snapshots::snapshot` reads them.
+macro_rules! snapshot_columns {
+    () => {
+        "s.key, s.project, s.host, s.name, s.kind, s.saved, s.source, s.template, s.template_digest, s.size, s.egress, \
+         s.env, s.bytes, s.created_at, s.expires_at, s.archived"
+    };
+}
+
 statements! {
     HEALTH = "SELECT value FROM meta WHERE name = 'schema_version'";
     META_GET = "SELECT value FROM meta WHERE name = $1";
@@ -138,6 +146,42 @@ statements! {
     AUTHORITY_FORGET_UNUSED = "DELETE FROM machine_authorities WHERE machine_key = $1 AND NOT EXISTS \
                                (SELECT 1 FROM machine_secrets s WHERE s.machine_key = $1)";
 
+    /// Holds the row of a project until the end of the transaction.
+    PROJECT_HOLD = "UPDATE projects SET created_at = created_at WHERE id = $1";
+    /// Frees an idempotency key that was kept for long enough.
+    SNAPSHOT_FREE_KEY = "UPDATE snapshots SET idempotency_key = NULL, body_hash = NULL \
+                         WHERE project = $1 AND idempotency_key = $2 AND created_at <= $3";
+    SNAPSHOT_BY_IDEMPOTENCY = concat!("SELECT ", snapshot_columns!(), ", s.deleted_at, s.body_hash FROM snapshots s \
+                                       WHERE s.project = $1 AND s.idempotency_key = $2 AND s.created_at > $3");
+    SNAPSHOT_COUNT = "SELECT COUNT(*) FROM snapshots WHERE project = $1 AND deleted_at IS NULL \
+                      AND (expires_at IS NULL OR expires_at > $2)";
+    SNAPSHOT_INSERT = "INSERT INTO snapshots (key, project, host, name, kind, saved, source, template, template_digest, \
+                       size, egress, env, bytes, created_at, expires_at, archived, idempotency_key, body_hash) \
+                       VALUES ($1, $2, $3, $4, $5, 0, $6, $7, $8, $9, $10, $11, 0, $12, $13, 0, $14, $15)";
+    SNAPSHOT_FINISH = "UPDATE snapshots SET saved = 1, bytes = $2 WHERE key = $1 AND deleted_at IS NULL";
+    SNAPSHOT_ABANDON = "DELETE FROM snapshots WHERE key = $1 AND saved = 0";
+    SNAPSHOT_BY_KEY = concat!("SELECT ", snapshot_columns!(), " FROM snapshots s \
+                               WHERE s.key = $1 AND s.deleted_at IS NULL");
+    SNAPSHOT_GET = concat!("SELECT ", snapshot_columns!(), " FROM snapshots s WHERE s.key = $1 AND s.project = $2 \
+                            AND s.saved = 1 AND s.deleted_at IS NULL AND (s.expires_at IS NULL OR s.expires_at > $3)");
+    SNAPSHOT_LIST = concat!("SELECT ", snapshot_columns!(), " FROM snapshots s \
+                             WHERE s.project = $1 AND (s.created_at, s.key) < ($2, $3) \
+                             AND s.saved = 1 AND s.deleted_at IS NULL AND (s.expires_at IS NULL OR s.expires_at > $4) \
+                             ORDER BY s.created_at DESC, s.key DESC LIMIT $5");
+    SNAPSHOT_UPDATE = "UPDATE snapshots SET name = $3, archived = $4 WHERE key = $1 AND project = $2 \
+                       AND saved = 1 AND deleted_at IS NULL";
+    SNAPSHOT_DELETE = "UPDATE snapshots SET deleted_at = $3, env = '{}' WHERE key = $1 AND project = $2 \
+                       AND saved = 1 AND deleted_at IS NULL";
+    /// Holds the row of a snapshot that can be restored until the end of the transaction.
+    SNAPSHOT_HOLD = "UPDATE snapshots SET saved = 1 WHERE key = $1 AND saved = 1 AND deleted_at IS NULL \
+                     AND (expires_at IS NULL OR expires_at > $2)";
+    SNAPSHOT_OF_HOST = concat!("SELECT ", snapshot_columns!(), " FROM snapshots s WHERE s.host = $1 AND s.key > $2 \
+                                AND s.deleted_at IS NULL ORDER BY s.key LIMIT $3");
+    SNAPSHOT_EXPIRE = "UPDATE snapshots SET deleted_at = $1, env = '{}' WHERE key IN (SELECT key FROM snapshots \
+                       WHERE expires_at IS NOT NULL AND expires_at <= $1 AND saved = 1 AND deleted_at IS NULL LIMIT $2)";
+
+    SWEEP_SNAPSHOTS = "DELETE FROM snapshots WHERE key IN (SELECT key FROM snapshots \
+                       WHERE deleted_at IS NOT NULL AND created_at <= $1 LIMIT $2)";
     SWEEP_IDEMPOTENCY = "DELETE FROM idempotency WHERE (project, operation, key) IN \
                          (SELECT project, operation, key FROM idempotency WHERE expires_at <= $1 LIMIT $2)";
     SWEEP_MACHINES = "DELETE FROM machines WHERE key IN (SELECT m.key FROM machines m \

@@ -1,7 +1,7 @@
 //! Forgetting what need not be kept any longer, in bounded steps.
 
 use mainbrella_types::Millis;
-use mainbrella_types::limits::FINISHED_RETENTION_MS;
+use mainbrella_types::limits::{FINISHED_RETENTION_MS, IDEMPOTENCY_RETENTION_MS};
 
 use crate::backend::Arg;
 use crate::error::Result;
@@ -21,6 +21,8 @@ pub struct Swept {
     pub idempotency: u64,
     /// Records of machines that ended long ago.
     pub machines: u64,
+    /// Snapshots that were deleted and whose idempotency keys had expired.
+    pub snapshots: u64,
     /// Slots without machines.
     pub slots: u64,
     /// The bound of one call was reached; another call goes on.
@@ -28,17 +30,19 @@ pub struct Swept {
 }
 
 impl Store {
-    /// Removes expired idempotency keys, machines that ended more than [`FINISHED_RETENTION_MS`] ago, and slots that
+    /// Removes expired idempotency keys, machines that ended more than [`FINISHED_RETENTION_MS`] ago, deleted snapshots, and slots that
     /// hold none and are as old. Safe to call at any time, and by several services at once.
     ///
     /// # Errors
     /// What befell the database; batches already done stay done.
     pub async fn sweep(&self, now: Millis) -> Result<Swept> {
         let cutoff = now.0.saturating_sub(signed(FINISHED_RETENTION_MS));
+        let keys = now.0.saturating_sub(signed(IDEMPOTENCY_RETENTION_MS));
         let mut swept = Swept::default();
         for (sql, at, count) in [
             (sql::SWEEP_IDEMPOTENCY, now.0, &mut swept.idempotency),
             (sql::SWEEP_MACHINES, cutoff, &mut swept.machines),
+            (sql::SWEEP_SNAPSHOTS, keys, &mut swept.snapshots),
         ] {
             for batch in 1..=BATCHES {
                 let removed = self.db.execute(sql, &[Arg::Int(at), Arg::Int(BATCH)]).await?;

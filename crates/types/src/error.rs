@@ -94,6 +94,12 @@ codes! {
     PreviewReconciliationRequired = "preview_reconciliation_required", 409, Never, "Revoke the preview named by `previewId`, then create another one.";
     /// The machine has as many secrets as it may.
     SecretLimit = "secret_limit", 409, Never, "Remove a secret that is not needed first.";
+    /// The project has as many snapshots as it may.
+    SnapshotLimit = "snapshot_limit", 409, Never, "Delete a snapshot that is not needed, or raise `max-snapshots-per-project` of the service.";
+    /// What was asked for is not what was saved.
+    SnapshotMismatch = "snapshot_mismatch", 409, Never, "Leave out size, template and internet policy, or name those that were saved; the message says them.";
+    /// What was saved is not there any more as it was written.
+    SnapshotDamaged = "snapshot_damaged", 409, Never, "Nothing can be started from this snapshot; delete it, and restore an older one or save again.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
     /// This driver or host cannot do it.

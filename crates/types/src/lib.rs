@@ -27,6 +27,6 @@ pub use machine::{MachineRecord, MachineSpec, OnIdle};
 pub use secret::{Placement, SecretName, SecretSpec, SecretValue};
 pub use signal::Signal;
 pub use size::{SizeClass, SizeSpec};
-pub use snapshot::{SnapshotKey, SnapshotKind, SnapshotRecord, check_snapshot_name};
+pub use snapshot::{SnapshotKey, SnapshotKind, SnapshotRecord, check_snapshot_name, check_snapshot_ttl};
 pub use state::{Failure, FailureKind, MachineState};
 pub use time::{CreatedAt, Millis};

@@ -95,6 +95,8 @@ pub struct SnapshotRecord {
     pub source: Generation,
     /// The source's template. What was saved fits no other.
     pub template: TemplateName,
+    /// Digest of that template's image when it was saved.
+    pub template_digest: String,
     /// The source's size.
     pub size: SizeClass,
     /// The source's egress policy when it was saved.
@@ -123,6 +125,18 @@ pub fn check_snapshot_name(name: &str) -> Result<(), IdError> {
     }
 }
 
+/// Checks for how long a snapshot is to be kept, seconds.
+///
+/// # Errors
+/// When it is out of bounds.
+pub fn check_snapshot_ttl(seconds: u64) -> Result<(), IdError> {
+    if (limits::SNAPSHOT_TTL_MIN_SECONDS..=limits::SNAPSHOT_TTL_MAX_SECONDS).contains(&seconds) {
+        Ok(())
+    } else {
+        Err(IdError::new("ttlSeconds", "60 to 31536000"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +149,12 @@ mod tests {
         for bad in ["", "s-", "0123456789abcdef0123456789abcdef", "s-0123", "s-../../../../../../../../etc/pass"] {
             assert!(bad.parse::<SnapshotKey>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_time_to_live_is_a_minute_to_a_year() {
+        assert!(check_snapshot_ttl(60).is_ok() && check_snapshot_ttl(31_536_000).is_ok());
+        assert!(check_snapshot_ttl(59).is_err() && check_snapshot_ttl(31_536_001).is_err());
     }
 
     #[test]

@@ -116,6 +116,8 @@ pub enum FailureKind {
     StopIdle,
     /// It could not be brought to life.
     CreateFailed,
+    /// The snapshot it was to start from is not as it was saved.
+    SnapshotDamaged,
     /// Its VMM ended by itself or was killed.
     VmmDied,
     /// The guest shut itself down or its kernel panicked.
@@ -128,11 +130,12 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::StopRequested,
         Self::StopDeadline,
         Self::StopIdle,
         Self::CreateFailed,
+        Self::SnapshotDamaged,
         Self::VmmDied,
         Self::GuestEnded,
         Self::HostFull,
@@ -144,7 +147,12 @@ impl FailureKind {
     pub const fn final_state(self) -> MachineState {
         match self {
             Self::StopRequested | Self::StopDeadline | Self::StopIdle => Stopped,
-            Self::CreateFailed | Self::VmmDied | Self::GuestEnded | Self::HostFull | Self::Lost => Failed,
+            Self::CreateFailed
+            | Self::SnapshotDamaged
+            | Self::VmmDied
+            | Self::GuestEnded
+            | Self::HostFull
+            | Self::Lost => Failed,
         }
     }
 
@@ -156,6 +164,7 @@ impl FailureKind {
             Self::StopDeadline => "deadline",
             Self::StopIdle => "idle",
             Self::CreateFailed => "create_failed",
+            Self::SnapshotDamaged => "snapshot_damaged",
             Self::VmmDied => "vmm_died",
             Self::GuestEnded => "guest_ended",
             Self::HostFull => "host_full",

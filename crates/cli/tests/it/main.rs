@@ -6,4 +6,5 @@ mod exec;
 mod helps;
 mod machines;
 mod mistakes;
+mod snapshots;
 mod support;

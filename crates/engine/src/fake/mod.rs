@@ -64,6 +64,8 @@ pub struct HostFaults {
     pub save: AtomicU32,
     /// Saves that find the host's disk full.
     pub save_host_full: AtomicU32,
+    /// How long a save takes when everything is kept already, ms; no counter.
+    pub save_lasts_ms: AtomicU32,
     /// Removals of snapshots that fail and leave everything.
     pub forget: AtomicU32,
 }
@@ -461,6 +463,7 @@ impl Driver for FakeDriver {
         machine.hang_up();
         let guest = machine.guest.as_ref().map(|guest| Arc::new(guest.forked()));
         self.saved().insert(order.snapshot, guest);
+        tokio::time::sleep(Duration::from_millis(self.host.save_lasts_ms.load(Ordering::SeqCst).into())).await;
         let memory_bytes = if order.kind == SnapshotKind::Full { 4096 } else { 0 };
         let receipt = SaveReceipt { memory_bytes, disk_bytes: 8192, still_ms: 0 };
         Ok(Saving { durable: Box::pin(std::future::ready(Ok(receipt))) })

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use crate::clock::Clock;
 use crate::driver::{Driver, EgressOrder, ExitReport, Instance, LaunchOrder};
 use crate::engine::EngineConfig;
-use crate::error::EngineError;
+use crate::error::{DriverError, EngineError};
 use crate::journal::{Change, Journal, JournalError};
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts;
@@ -202,6 +202,12 @@ impl Actor {
         }
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,
+            Ok(Err(e @ DriverError::Damaged(_))) if order.snapshot.is_some() => {
+                let what = "the snapshot is not on this host as it was saved";
+                return Err(
+                    self.create_failed(EngineError::new(ErrorCode::SnapshotDamaged, what).because(e.to_string()))
+                );
+            }
             Ok(Err(e)) => return Err(self.create_failed(e.into())),
             Err(_) => {
                 return Err(
@@ -251,7 +257,11 @@ impl Actor {
 
     fn create_failed(&self, e: EngineError) -> Failure {
         warn!(machine = %self.record.generation, code = %e.code(), internal = e.internal().unwrap_or(""), "creation failed: {}", e.message());
-        let kind = if e.code() == ErrorCode::HostFull { FailureKind::HostFull } else { FailureKind::CreateFailed };
+        let kind = match e.code() {
+            ErrorCode::HostFull => FailureKind::HostFull,
+            ErrorCode::SnapshotDamaged => FailureKind::SnapshotDamaged,
+            _ => FailureKind::CreateFailed,
+        };
         let code = if e.code() == ErrorCode::GuestUnavailable { ErrorCode::CreateFailed } else { e.code() };
         let _ = self.shared.create_failure.set((code, e.message().to_owned()));
         Failure { kind, message: e.message().to_owned() }

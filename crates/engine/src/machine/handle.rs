@@ -192,6 +192,9 @@ impl MachineHandle {
                 Err(EngineError::new(ErrorCode::CreateFailed, e.message.clone()))
             }
             Some(e) if e.kind == FailureKind::HostFull => Err(EngineError::new(ErrorCode::HostFull, e.message.clone())),
+            Some(e) if e.kind == FailureKind::SnapshotDamaged => {
+                Err(EngineError::new(ErrorCode::SnapshotDamaged, e.message.clone()))
+            }
             ending => Err(not_running(record.state, ending.as_ref())),
         }
     }

@@ -1,7 +1,8 @@
 //! Saving a machine that goes on: the part of the actor's work in which it stands still. What it saved is brought to disk
 //! while the actor goes on, too.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mainbrella_types::{ErrorCode, SnapshotKey, SnapshotKind};
@@ -87,7 +88,10 @@ impl Actor {
     async fn keep_logs(&self, snapshot: &SnapshotKey) -> std::io::Result<()> {
         let Some(into) = self.logs_of(snapshot) else { return Ok(()) };
         let from = self.shared.shelf.dir().to_owned();
-        let copied = tokio::task::spawn_blocking(move || copy_jobs(&from, &into));
+        let copied = tokio::task::spawn_blocking(move || {
+            copy_jobs(&from, &into)?;
+            to_disk(&into)
+        });
         copied.await.map_err(std::io::Error::other)?
     }
 
@@ -103,5 +107,28 @@ impl Actor {
         if let Err(e) = taken.await.map_err(std::io::Error::other).and_then(|taken| taken) {
             warn!(machine = %self.record.generation, error = %e, "the jobs of a snapshot could not be taken over");
         }
+    }
+}
+
+/// Waits until what is in a folder is on the disk for good. Blocks.
+fn to_disk(folder: &Path) -> std::io::Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        // There was nothing to keep.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            to_disk(&entry.path())?;
+        } else {
+            File::open(entry.path())?.sync_all()?;
+        }
+    }
+    File::open(folder)?.sync_all()?;
+    match folder.parent() {
+        Some(above) => File::open(above)?.sync_all(),
+        None => Ok(()),
     }
 }

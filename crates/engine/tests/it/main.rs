@@ -11,6 +11,7 @@ mod lifecycle;
 mod pause;
 mod ports;
 mod recovery;
+mod save;
 mod snapshots;
 mod usage;
 

@@ -59,6 +59,7 @@ keys! {
     "guest-agent", "MAINBRELLA_GUEST_AGENT", "FILE", "", "The guest agent, a static program. Default: mainbrella-guest beside this program.";
     "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
     "max-machines-per-project", "MAINBRELLA_MAX_MACHINES_PER_PROJECT", "N", "500", "Most living machines of one project on this host.";
+    "max-snapshots-per-project", "MAINBRELLA_MAX_SNAPSHOTS_PER_PROJECT", "N", "100", "Most snapshots one project keeps, archived ones included.";
     "max-creating", "MAINBRELLA_MAX_CREATING", "N", "64", "Most machines being made at once; further creates are refused as overloaded.";
     "idle-timeout-seconds", "MAINBRELLA_IDLE_TIMEOUT_SECONDS", "N", "0", "Idle timeout of machines whose create names none and is not persistent; 0 for none.";
     "rate-per-second", "MAINBRELLA_RATE_PER_SECOND", "N", "10000", "Requests a second of one key.";
@@ -110,6 +111,8 @@ pub struct ServerConfig {
     pub max_machines: u32,
     /// Most living machines of one project.
     pub max_machines_per_project: u32,
+    /// Most snapshots of one project.
+    pub max_snapshots_per_project: u32,
     /// Most machines being made at once.
     pub max_creating: u32,
     /// Idle timeout of a create that names none; `None`: no idle timeout.
@@ -183,6 +186,7 @@ impl ServerConfig {
             guest_agent: read.with("guest-agent", value::absolute_path),
             max_machines: read.number("max-machines", 1, 16_384),
             max_machines_per_project: read.number("max-machines-per-project", 1, 16_384),
+            max_snapshots_per_project: read.number("max-snapshots-per-project", 0, 1_000_000),
             max_creating: read.number("max-creating", 1, 1024),
             idle_timeout: read.with("idle-timeout-seconds", value::idle_timeout),
             rate_per_second: read.number("rate-per-second", 1, 1_000_000),

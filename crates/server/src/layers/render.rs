@@ -21,7 +21,7 @@ pub(super) fn apply(response: &mut Response, request_id: &str) -> Option<Arc<Api
     let body = ErrorBody {
         code: error.code.as_str().to_owned(),
         message: error.message.clone().into_owned(),
-        hint: error.hint.unwrap_or(error.code.hint()).to_owned(),
+        hint: error.hint.as_deref().unwrap_or(error.code.hint()).to_owned(),
         request_id: request_id.to_owned(),
         preview_id: error.preview.clone(),
     };

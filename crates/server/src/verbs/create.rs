@@ -9,7 +9,7 @@ use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
     EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, OnIdle,
-    TemplateName, limits,
+    SnapshotKey, TemplateName, limits,
 };
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -48,53 +48,69 @@ pub(crate) async fn create(
     let idempotency = idempotency::given(&headers, "create machine v1\n", &body)?;
     let (slot, spec) = spec(&state, body)?;
     // On a task of its own: a caller who goes away after the intent is durable must not leave it without an actor.
-    let work = bring_to_life(state.clone(), permit, slot, spec, idempotency).in_current_span();
-    let made =
-        tokio::spawn(work).await.map_err(|e| ApiError::internal(format!("a creation ended abnormally: {e}")))??;
+    let (at, new) = (state.clone(), NewOne { slot, spec, restored_from: None });
+    let work = async move {
+        // A repeated create finds its machine even when a new one would be turned down.
+        if let Some(id) = &idempotency
+            && let Some(before) = at.store.find_create(&permit.project, id, at.now()).await?
+        {
+            return settle(&at, before).await;
+        }
+        bring_to_life(&at, &permit, new, idempotency).await
+    };
+    let made = tokio::spawn(work.in_current_span())
+        .await
+        .map_err(|e| ApiError::internal(format!("a creation ended abnormally: {e}")))??;
     let (Made::New(record) | Made::Before(record)) = &made;
     idempotency::made(matches!(made, Made::Before(_)), &convert::machine(record, &state.traits()))
 }
 
-enum Made {
+/// A machine that was asked for, and when it was made.
+pub(super) enum Made {
     New(MachineRecord),
     Before(MachineRecord),
 }
 
-async fn bring_to_life(
-    state: AppState,
-    permit: Permit,
-    slot: Option<MachineId>,
-    spec: MachineSpec,
+/// What is asked for.
+pub(super) struct NewOne {
+    pub(super) slot: Option<MachineId>,
+    pub(super) spec: MachineSpec,
+    /// The snapshot it starts from instead of its template.
+    pub(super) restored_from: Option<SnapshotKey>,
+}
+
+/// Makes a machine, unless an earlier call did.
+pub(super) async fn bring_to_life(
+    state: &AppState,
+    permit: &Permit,
+    new: NewOne,
     idempotency: Option<Idempotency>,
 ) -> ApiResult<Made> {
-    // A repeated create finds its machine even when a new one would be turned down.
-    if let Some(id) = &idempotency
-        && let Some(before) = state.store.find_create(&permit.project, id, state.now()).await?
-    {
-        return settle(&state, before).await;
-    }
     let _place = state
         .creations
         .try_acquire()
         .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
-    has_room(&state, &permit, 1)?;
-    template_exists(&state, &spec.template).await?;
+    has_room(state, permit, 1)?;
+    // What a snapshot needs of its template is for the driver to know.
+    if new.restored_from.is_none() {
+        template_exists(state, &new.spec.template).await?;
+    }
     let new = NewMachine {
         key: GenerationKey::new(uuid::Uuid::now_v7()),
         project: permit.project.clone(),
-        slot,
+        slot: new.slot,
         host: state.config.host_name.clone(),
-        spec,
+        spec: new.spec,
         forked_from: None,
-        restored_from: None,
+        restored_from: new.restored_from,
         now: state.now(),
     };
     let begun = state.store.begin_create(new, idempotency).await?;
-    settle(&state, begun).await
+    settle(state, begun).await
 }
 
 /// Carries out what the store said.
-async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
+pub(super) async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
     match begun {
         BeginCreate::Fresh(record) => {
             let identity = record.generation.clone();
@@ -112,10 +128,10 @@ async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
             let never_ran = record.running_at.is_none() && record.state == MachineState::Failed;
             match &record.ending {
                 Some(ending) if never_ran => {
-                    let code = if ending.kind == FailureKind::HostFull {
-                        ErrorCode::HostFull
-                    } else {
-                        ErrorCode::CreateFailed
+                    let code = match ending.kind {
+                        FailureKind::HostFull => ErrorCode::HostFull,
+                        FailureKind::SnapshotDamaged => ErrorCode::SnapshotDamaged,
+                        _ => ErrorCode::CreateFailed,
                     };
                     Err(named(EngineError::new(code, ending.message.clone()), &record.generation.to_string()))
                 }
@@ -123,6 +139,9 @@ async fn settle(state: &AppState, begun: BeginCreate) -> ApiResult<Made> {
             }
         }
         BeginCreate::KeyConflict => Err(idempotency::conflict()),
+        BeginCreate::SnapshotGone => {
+            Err(ApiError::new(ErrorCode::NotFound, "The snapshot was deleted or has expired."))
+        }
         BeginCreate::SlotInUse(holder) => Err(ApiError::new(
             ErrorCode::SlotInUse,
             format!("Slot {} is held by the living machine created at {}.", holder.id, holder.created_at),
@@ -204,11 +223,6 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
     let default = if report.internet { EgressPolicy::Open } else { EgressPolicy::Off };
     let egress = wanted(body.internet, body.egress.as_ref()).map_err(|e| ApiError::invalid(sentence(e)))?;
     let egress = egress.unwrap_or(default);
-    report.enforces(&egress).map_err(|why| {
-        ApiError::new(ErrorCode::Unsupported, sentence(why.to_owned())).hint(
-            "`networking` of `/v1/capabilities` says what this host can enforce; `mainbrella doctor` says what it lacks.",
-        )
-    })?;
     let default_idle = if body.persistent { None } else { state.config.idle_timeout };
     let idle_ms = match body.idle_timeout_seconds {
         Some(seconds) => Some(seconds.saturating_mul(1000)),
@@ -234,9 +248,20 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
         metadata: body.metadata,
         env: body.env,
     };
+    checked(state, &spec)?;
+    Ok((slot, spec))
+}
+
+/// Refuses what is out of bounds, and a policy that this host cannot enforce.
+pub(super) fn checked(state: &AppState, spec: &MachineSpec) -> ApiResult<()> {
+    state.engine.report().enforces(&spec.egress).map_err(|why| {
+        ApiError::new(ErrorCode::Unsupported, sentence(why.to_owned())).hint(
+            "`networking` of `/v1/capabilities` says what this host can enforce; `mainbrella doctor` says what it lacks.",
+        )
+    })?;
     spec.validate()?;
     if spec.metadata.iter().any(|(k, v)| k.contains('\0') || v.contains('\0')) {
         return Err(ApiError::invalid("metadata must be without NUL."));
     }
-    Ok((slot, spec))
+    Ok(())
 }

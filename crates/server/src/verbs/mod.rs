@@ -19,6 +19,7 @@ mod processes;
 mod resume;
 mod run;
 mod secrets;
+mod snapshots;
 mod stop;
 mod templates;
 
@@ -61,6 +62,7 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(files::remove::remove))
         .routes(routes!(files::watch::watch))
         .routes(routes!(files::read_tree::read_tree, files::write_tree::write_tree))
+        .routes(routes!(files::read_workspace::read_workspace, files::write_workspace::write_workspace))
         .routes(routes!(files::url::create_url))
         .routes(routes!(files::signed::read_signed, files::signed::write_signed))
         .routes(routes!(jobs::start::start, jobs::look::list))
@@ -83,6 +85,10 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(previews::revoke::revoke))
         .routes(routes!(previews::renew::renew))
         .routes(routes!(disk::disk))
+        .routes(routes!(snapshots::save::save))
+        .routes(routes!(snapshots::list::list))
+        .routes(routes!(snapshots::get::get, snapshots::update::update, snapshots::delete::delete))
+        .routes(routes!(snapshots::restore::restore))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

@@ -3,6 +3,7 @@ use axum::response::Response;
 use http::StatusCode;
 use mainbrella_api::{StopOutcome, StopResult};
 use mainbrella_engine::StopOutcome as Stop;
+use mainbrella_types::{ErrorCode, MachineRecord};
 
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
@@ -27,19 +28,23 @@ pub(crate) async fn stop(
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
     query.finish()?;
-    let (outcome, record) = match fence::to_act(&state, &permit, &id, created_at).await? {
-        Found::Living(handle) => match handle.stop().await? {
+    let found = fence::to_act(&state, &permit, &id, created_at).await?;
+    let (outcome, record) = stop_found(found).await?;
+    json(StatusCode::OK, &StopResult { outcome, machine: convert::machine(&record, &state.traits()) })
+}
+
+/// Ends the machine, if it has not ended.
+pub(super) async fn stop_found(found: Found) -> ApiResult<(StopOutcome, MachineRecord)> {
+    match found {
+        Found::Living(handle) => Ok(match handle.stop().await? {
             Stop::Stopped(record) => (StopOutcome::Stopped, record),
             Stop::Uncertain(record) => (StopOutcome::Uncertain, record),
-        },
-        Found::Resting(record) if record.state.is_final() => (StopOutcome::Stopped, *record),
-        Found::Resting(record) => {
-            // The intent is durable and nothing acts for it here, so nothing here can end it.
-            return Err(ApiError::new(
-                mainbrella_types::ErrorCode::Overloaded,
-                format!("Machine {} is not held by this service just now.", record.generation.id),
-            ));
-        }
-    };
-    json(StatusCode::OK, &StopResult { outcome, machine: convert::machine(&record, &state.traits()) })
+        }),
+        Found::Resting(record) if record.state.is_final() => Ok((StopOutcome::Stopped, *record)),
+        // The intent is durable and nothing acts for it here, so nothing here can end it.
+        Found::Resting(record) => Err(ApiError::new(
+            ErrorCode::Overloaded,
+            format!("Machine {} is not held by this service just now.", record.generation.id),
+        )),
+    }
 }

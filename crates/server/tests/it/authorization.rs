@@ -42,9 +42,10 @@ fn operations() -> Vec<Operation> {
 /// So that each finds what it needs, and none spoils it for another.
 fn turn(id: &str) -> u32 {
     match id {
-        "writeFile" | "uploadTree" => 0,
+        "writeFile" | "uploadTree" | "importWorkspace" => 0,
         "removeFile" => 2,
-        "forkMachine" => 2,
+        "forkMachine" | "saveSnapshot" => 2,
+        "deleteSnapshot" => 6,
         "pauseMachine" => 3,
         "resumeMachine" => 4,
         "stopMachine" => 5,
@@ -85,14 +86,18 @@ fn request_on(
     key_id: &str,
     authorization: Option<&str>,
 ) -> Request<Bytes> {
-    let id = if o.path.starts_with("/v1/keys") { key_id } else { &machine.id };
+    let id = match o.path.split('/').nth(2) {
+        Some("keys") => key_id,
+        Some("snapshots") => &machine.snapshot,
+        _ => &machine.id,
+    };
     let mut uri =
         o.path.replace("{id}", id).replace("{contextId}", &machine.context).replace("{previewId}", &machine.preview);
     uri = uri.replace("{name}", "token");
     uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
     uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
     let wait = o.id == "waitForJob";
-    if o.path.contains("{id}") && !o.path.starts_with("/v1/keys") {
+    if o.path.starts_with("/v1/machines/{id}") {
         uri.push_str(&format!("?createdAt={}", machine.created_at));
     }
     if o.path.contains("/files/") && matches!(o.method, Method::GET | Method::PUT) {
@@ -117,6 +122,9 @@ fn request_on(
         "setEgress" => json!({"policy": "open"}).to_string(),
         "putSecret" => json!({"host": "a.example", "header": "x-key", "value": "v"}).to_string(),
         "forkMachine" => json!({"count": 1}).to_string(),
+        "saveSnapshot" => json!({"name": "n", "kind": "workspace"}).to_string(),
+        "updateSnapshot" => json!({"archived": true}).to_string(),
+        "restoreSnapshot" => json!({}).to_string(),
         "extendMachine" => json!({"ttlSeconds": 60}).to_string(),
         "runCommand" => json!({"command": "true"}).to_string(),
         "startJob" => json!({"command": "true"}).to_string(),
@@ -132,7 +140,7 @@ fn request_on(
         "createPreview" => json!({"port": 3000}).to_string(),
         "renewPreview" => json!({"ttlSeconds": 60}).to_string(),
         "createFileUrl" => json!({"path": "/tmp/f", "method": "GET"}).to_string(),
-        "uploadTree" => "an archive".to_owned(),
+        "uploadTree" | "importWorkspace" => "an archive".to_owned(),
         _ => String::new(),
     };
     let mut builder = Request::builder().method(o.method.clone()).uri(uri).header("host", s.address.to_string());
@@ -205,6 +213,7 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     machine.context = context["id"].as_str().unwrap().to_owned();
     let preview = s.post(&machine.path("/previews"), json!({"port": 3000})).await.ok();
     machine.preview = preview["id"].as_str().unwrap().to_owned();
+    machine.snapshot = s.saved(&machine).await;
     for o in &list {
         let job = job_for(&s, o, &machine).await;
         let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;
@@ -225,7 +234,8 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
 #[tokio::test]
 async fn what_belongs_to_another_project_does_not_exist() {
     let s = Service::start().await;
-    let machine = s.machine().await;
+    let mut machine = s.machine().await;
+    machine.snapshot = s.saved(&machine).await;
     let ours = s.key("default", KeyRole::User).await;
     let foreign = format!("Bearer {}", s.key("neighbour", KeyRole::Admin).await.expose());
     for o in operations().iter().filter(|o| o.path.contains("{id}")) {
@@ -236,6 +246,9 @@ async fn what_belongs_to_another_project_does_not_exist() {
         .send(request(&s, operations().iter().find(|o| o.id == "listMachines").unwrap(), &machine, "", Some(&foreign)))
         .await;
     assert_eq!(list.ok()["machines"], json!([]));
+    let snapshots = operations().into_iter().find(|o| o.id == "listSnapshots").unwrap();
+    let snapshots = s.send(request(&s, &snapshots, &machine, "", Some(&foreign))).await;
+    assert_eq!(snapshots.ok()["snapshots"], json!([]));
     let keys = s
         .send(request(&s, operations().iter().find(|o| o.id == "listKeys").unwrap(), &machine, "", Some(&foreign)))
         .await;

@@ -16,6 +16,7 @@ mod pause;
 mod previews;
 mod secrets;
 mod signed;
+mod snapshots;
 mod start;
 mod streams;
 mod uploads;

@@ -9,3 +9,4 @@ mod machines;
 mod model;
 mod previews;
 mod secrets;
+mod snapshots;

@@ -17,6 +17,7 @@ from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResu
 from ._async.previews import AsyncPreviews
 from ._async.sandbox import AsyncSandbox
 from ._async.secrets import AsyncSecrets
+from ._async.snapshots import AsyncSnapshots
 from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
 from ._sync.commands import Commands
@@ -27,6 +28,7 @@ from ._sync.jobs import EventStream, Job, JobInput, RunResult
 from ._sync.previews import Previews
 from ._sync.sandbox import Sandbox
 from ._sync.secrets import Secrets
+from ._sync.snapshots import Snapshots
 from ._sync.watch import FileWatch
 from ._version import __version__
 from .codetypes import CodeError, CodeEvent, CodeOutput, CodeResult, ContextInfo
@@ -70,6 +72,9 @@ from .errors import (
     SecretLimitError,
     ServerError,
     SlotInUseError,
+    SnapshotDamagedError,
+    SnapshotLimitError,
+    SnapshotMismatchError,
     TransportError,
     UnavailableError,
     UnsafeArchiveError,
@@ -94,6 +99,7 @@ from .jobs import (
 from .models import CommandResult, EndReason, ForkReceipt, MachineInfo, MachineLimits, Omitted, StopResult
 from .previewtypes import IssuedPreview, Preview, PreviewPage
 from .secrettypes import Secret, SecretInfo
+from .snapshottypes import Snapshot
 
 Execution = Job
 """A job by its id: ``Execution(sandbox, id)``; nothing is asked of the service until it is used."""
@@ -118,6 +124,7 @@ __all__ = [
     "AsyncRunResult",
     "AsyncSandbox",
     "AsyncSecrets",
+    "AsyncSnapshots",
     "AuthenticationError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
@@ -210,6 +217,11 @@ __all__ = [
     "ServerError",
     "SignedUrl",
     "SlotInUseError",
+    "Snapshot",
+    "SnapshotDamagedError",
+    "SnapshotLimitError",
+    "SnapshotMismatchError",
+    "Snapshots",
     "StopResult",
     "TerminalSize",
     "TransportError",

@@ -50,6 +50,9 @@ __all__ = [
     "SecretLimitError",
     "ServerError",
     "SlotInUseError",
+    "SnapshotDamagedError",
+    "SnapshotLimitError",
+    "SnapshotMismatchError",
     "TransportError",
     "UnavailableError",
     "UnsafeArchiveError",
@@ -233,6 +236,18 @@ class SecretLimitError(ConflictError):
     """The machine has as many secrets as it may."""
 
 
+class SnapshotLimitError(ConflictError):
+    """The project has as many snapshots as it may."""
+
+
+class SnapshotMismatchError(ConflictError):
+    """Another template, size or internet policy was saved than the one that is asked for; the hint says which."""
+
+
+class SnapshotDamagedError(ConflictError):
+    """What was saved is not there any more as it was written: nothing can be started from it."""
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -354,6 +369,9 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "preview_ended": PreviewEndedError,
     "preview_reconciliation_required": PreviewReconciliationRequiredError,
     "secret_limit": SecretLimitError,
+    "snapshot_limit": SnapshotLimitError,
+    "snapshot_mismatch": SnapshotMismatchError,
+    "snapshot_damaged": SnapshotDamagedError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,

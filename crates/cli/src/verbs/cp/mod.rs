@@ -1,6 +1,7 @@
 //! `mainbrella cp`: a file or a tree, either way, streamed.
 
 mod tree;
+mod workspace;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
@@ -22,6 +23,8 @@ use tokio_util::io::ReaderStream;
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
 use crate::values::{MachineArg, Place, mode};
+
+pub use workspace::{ExportArgs, ImportArgs, export, import};
 
 const PIECE: usize = 256 * 1024;
 
@@ -56,7 +59,7 @@ pub struct Args {
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let from = Place::parse(&args.from).map_err(Failure::usage)?;
     let to = Place::parse(&args.to).map_err(Failure::usage)?;
-    let copy = Copy { context, args: &args };
+    let copy = Copy { context, mode: args.mode, no_clobber: args.no_clobber, quiet: args.quiet };
     let work = async {
         match (from, to) {
             (Place::Remote(machine, path), to @ (Place::Local(_) | Place::Stdio)) if args.recursive => {
@@ -85,10 +88,17 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
 
 struct Copy<'a> {
     context: &'a Context,
-    args: &'a Args,
+    /// Permission bits of the copy instead of those of the original.
+    mode: Option<u32>,
+    no_clobber: bool,
+    quiet: bool,
 }
 
-impl Copy<'_> {
+impl<'a> Copy<'a> {
+    fn quietly(context: &'a Context, quiet: bool, no_clobber: bool) -> Self {
+        Self { context, mode: None, no_clobber, quiet }
+    }
+
     async fn upload(&self, from: Place, machine: &MachineArg, path: String) -> Result<(), Failure> {
         let (source, name, mode): (_, Option<OsString>, _) = match &from {
             Place::Local(local) => {
@@ -122,8 +132,7 @@ impl Copy<'_> {
                 counted.inc(piece.len() as u64);
             }
         });
-        let options =
-            WriteOptions { mode: self.args.mode.or(mode), create_parents: true, exclusive: self.args.no_clobber };
+        let options = WriteOptions { mode: self.mode.or(mode), create_parents: true, exclusive: self.no_clobber };
         let written = client.write_file(&machine, &path, &options, Upload { bytes, length: source.length }).await;
         bar.finish_and_clear();
         let written = written?;
@@ -164,7 +173,7 @@ impl Copy<'_> {
         } else {
             // Through a link to where it points; a half-received file never stands where the whole one belongs.
             let place = std::fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-            let bits = self.args.mode.or(download.mode);
+            let bits = self.mode.or(download.mode);
             let half = Half::beside(&place).map_err(failed)?;
             let mut file = File::create_new(&half.path).await.map_err(failed)?;
             let total = pour(download, &mut file, &bar, &what).await?;
@@ -172,7 +181,7 @@ impl Copy<'_> {
                 file.set_permissions(Permissions::from_mode(bits & 0o777)).await.map_err(failed)?;
             }
             file.sync_all().await.map_err(failed)?;
-            half.put(&place, self.args.no_clobber).map_err(failed)?;
+            half.put(&place, self.no_clobber).map_err(failed)?;
             total
         };
         bar.finish_and_clear();
@@ -194,14 +203,14 @@ impl Copy<'_> {
         if target.is_dir() {
             return Err(Failure::usage(format!("{} is a directory", target.display())));
         }
-        if self.args.no_clobber && target.symlink_metadata().is_ok() {
+        if self.no_clobber && target.symlink_metadata().is_ok() {
             return Err(Failure::new(Exit::Conflict, "file_exists", format!("{} exists", target.display())));
         }
         Ok(target)
     }
 
     fn bar(&self, length: Option<u64>) -> ProgressBar {
-        if self.args.quiet || !self.context.output.watched() {
+        if self.quiet || !self.context.output.watched() {
             return ProgressBar::hidden();
         }
         let (bar, template) = match length {
@@ -218,7 +227,7 @@ impl Copy<'_> {
     fn report(&self, size: u64, place: &str) -> Result<(), Failure> {
         if self.context.output.json {
             self.context.output.json(&serde_json::json!({ "size": size, "to": place }))?;
-        } else if self.context.output.watched() && !self.args.quiet {
+        } else if self.context.output.watched() && !self.quiet {
             self.context.output.note(&format!("{} to {}", crate::output::size(size), crate::output::printable(place)));
         }
         Ok(())

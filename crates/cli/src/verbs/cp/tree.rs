@@ -106,7 +106,7 @@ impl Copy<'_> {
         };
         let what = format!("writing {}", target.display());
         if target.symlink_metadata().is_ok() {
-            if self.args.no_clobber {
+            if self.no_clobber {
                 return Err(Failure::new(Exit::Conflict, "file_exists", format!("{} exists", target.display())));
             }
             if !target.is_dir() {
@@ -135,16 +135,16 @@ impl Copy<'_> {
         self.report_tree(done.entries, done.bytes, &target.display().to_string())
     }
 
-    fn note_skipped(&self, skipped: u64) {
+    pub(super) fn note_skipped(&self, skipped: u64) {
         if skipped > 0 {
             self.context.output.note(&format!("left out {skipped} devices and FIFOs"));
         }
     }
 
-    fn report_tree(&self, entries: u64, bytes: u64, place: &str) -> Result<(), Failure> {
+    pub(super) fn report_tree(&self, entries: u64, bytes: u64, place: &str) -> Result<(), Failure> {
         if self.context.output.json {
             self.context.output.json(&serde_json::json!({ "entries": entries, "bytes": bytes, "to": place }))?;
-        } else if self.context.output.watched() && !self.args.quiet {
+        } else if self.context.output.watched() && !self.quiet {
             let size = crate::output::size(bytes);
             self.context.output.note(&format!("{entries} entries, {size}, to {}", crate::output::printable(place)));
         }
@@ -152,7 +152,7 @@ impl Copy<'_> {
     }
 }
 
-fn partly(mut e: Failure) -> Failure {
+pub(super) fn partly(mut e: Failure) -> Failure {
     if e.hint.is_empty() {
         e.hint = "What was copied before stays; copy again.".to_owned();
     }

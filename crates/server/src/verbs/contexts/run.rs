@@ -147,7 +147,7 @@ fn failed(error: ApiError, request_id: &str) -> CodeEvent {
     CodeEvent::Failed(ErrorBody {
         code: error.code.as_str().to_owned(),
         message: error.message.clone().into_owned(),
-        hint: error.hint.unwrap_or(error.code.hint()).to_owned(),
+        hint: error.hint.as_deref().unwrap_or(error.code.hint()).to_owned(),
         request_id: request_id.to_owned(),
         preview_id: None,
     })

@@ -145,6 +145,15 @@ impl Upload {
         .boxed()
     }
 
+    /// As [`Self::stream`], of what is packed in a gzip stream where the body is one.
+    pub(crate) fn plain(&self) -> BoxStream<'static, io::Result<Bytes>> {
+        let fault = Arc::clone(&self.fault);
+        super::gzip::plain(self.stream(), move |message| {
+            // What came first is to blame.
+            fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| ApiError::invalid(message));
+        })
+    }
+
     /// What was wrong with the body.
     fn fault(&self) -> Option<ApiError> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -2,11 +2,13 @@
 
 pub(crate) mod chmod;
 mod content;
+mod gzip;
 pub(crate) mod list;
 pub(crate) mod mkdir;
 pub(crate) mod move_file;
 pub(crate) mod read;
 pub(crate) mod read_tree;
+pub(crate) mod read_workspace;
 pub(crate) mod remove;
 pub(crate) mod signed;
 pub(crate) mod stat;
@@ -14,6 +16,7 @@ pub(crate) mod url;
 pub(crate) mod watch;
 pub(crate) mod write;
 pub(crate) mod write_tree;
+pub(crate) mod write_workspace;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -34,6 +37,9 @@ fn mode_bits(text: &str) -> ApiResult<u32> {
 fn path_of(query: &mut Query) -> ApiResult<String> {
     query.take("path").ok_or_else(|| ApiError::invalid("path must be given."))
 }
+
+/// What an agent works in, and what is exported and imported.
+const WORKSPACE: &[u8] = b"/workspace";
 
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

@@ -61,7 +61,7 @@ fn failed(path: &str, e: &ApiError) -> FileEvent {
     FileEvent {
         code: Some(e.code().as_str().to_owned()),
         message: Some(e.message.clone().into_owned()),
-        hint: Some(e.hint.unwrap_or(e.code().hint()).to_owned()),
+        hint: Some(e.hint.as_deref().unwrap_or(e.code().hint()).to_owned()),
         ..plain(FileEventType::Error, path.to_owned())
     }
 }

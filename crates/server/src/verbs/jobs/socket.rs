@@ -119,7 +119,7 @@ async fn deliver(out: &mut Out, message: Message) -> bool {
 }
 
 fn error(e: &ApiError) -> String {
-    let hint = e.hint.unwrap_or(e.code.hint());
+    let hint = e.hint.as_deref().unwrap_or(e.code.hint());
     serde_json::json!({"type": "error", "code": e.code.as_str(), "message": e.message, "hint": hint}).to_string()
 }
 

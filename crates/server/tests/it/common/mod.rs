@@ -201,6 +201,18 @@ impl Service {
         reply.json()
     }
 
+    /// The id of a snapshot of a machine.
+    pub async fn saved(&self, machine: &Machine) -> String {
+        let reply = self.post(&machine.path("/snapshots"), json!({"name": "files", "kind": "workspace"})).await;
+        assert_eq!(reply.status, StatusCode::CREATED, "{:?}", reply.body);
+        reply.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn patch(&self, path: &str, body: Value) -> Reply {
+        let request = self.request(Method::PATCH, path).header("content-type", "application/json");
+        self.send(request.body(body.to_string().into()).unwrap()).await
+    }
+
     /// A running machine.
     pub async fn machine(&self) -> Machine {
         let reply = self.post("/v1/machines", json!({"catalogId": "python"})).await;
@@ -216,6 +228,8 @@ pub struct Machine {
     pub context: String,
     /// A preview of it, where a test made one.
     pub preview: String,
+    /// A snapshot of it, where a test saved one.
+    pub snapshot: String,
     pub created_at: String,
 }
 
@@ -223,10 +237,12 @@ impl Machine {
     pub fn of(v: &Value) -> Self {
         let context = "ctx-none".into();
         let preview = "pv-none".into();
+        let snapshot = "s-none".into();
         Self {
             id: v["id"].as_str().unwrap().into(),
             context,
             preview,
+            snapshot,
             created_at: v["createdAt"].as_str().unwrap().into(),
         }
     }

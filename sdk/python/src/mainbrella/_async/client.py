@@ -23,6 +23,7 @@ from ..errors import (
 from ..models import Fields, MachineInfo, drop_none, parse_machine
 from ..secrettypes import Secret, check_secrets
 from .sandbox import AsyncSandbox
+from .snapshots import AsyncSnapshots
 from .transport import AsyncTransport
 
 __all__ = ["AsyncMainbrella"]
@@ -43,6 +44,11 @@ class AsyncMainbrella:
         ssl_context: for a private certificate authority.
     """
 
+    workspaces: AsyncSnapshots
+    """Saved workspaces: files of machines."""
+    snapshots: AsyncSnapshots
+    """Everything that was saved of machines, workspaces included."""
+
     def __init__(
         self,
         api_key: str | None = None,
@@ -62,6 +68,8 @@ class AsyncMainbrella:
             raise ConfigurationError("timeout must be a positive number of seconds.")
         address = parse_base_url(base_url or os.environ.get("MAINBRELLA_API_URL") or DEFAULT_BASE_URL)
         self._transport = AsyncTransport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
+        self.workspaces = AsyncSnapshots(self._transport, "workspace")
+        self.snapshots = AsyncSnapshots(self._transport, None)
 
     @property
     def base_url(self) -> str:

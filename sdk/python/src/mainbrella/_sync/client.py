@@ -25,6 +25,7 @@ from ..errors import (
 from ..models import Fields, MachineInfo, drop_none, parse_machine
 from ..secrettypes import Secret, check_secrets
 from .sandbox import Sandbox
+from .snapshots import Snapshots
 from .transport import Transport
 
 __all__ = ["Mainbrella"]
@@ -45,6 +46,11 @@ class Mainbrella:
         ssl_context: for a private certificate authority.
     """
 
+    workspaces: Snapshots
+    """Saved workspaces: files of machines."""
+    snapshots: Snapshots
+    """Everything that was saved of machines, workspaces included."""
+
     def __init__(
         self,
         api_key: str | None = None,
@@ -64,6 +70,8 @@ class Mainbrella:
             raise ConfigurationError("timeout must be a positive number of seconds.")
         address = parse_base_url(base_url or os.environ.get("MAINBRELLA_API_URL") or DEFAULT_BASE_URL)
         self._transport = Transport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
+        self.workspaces = Snapshots(self._transport, "workspace")
+        self.snapshots = Snapshots(self._transport, None)
 
     @property
     def base_url(self) -> str:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import overload
 
+from .._paths import ReadableBinary, WritableBinary
 from .._wire import check_key
 from ..egresstypes import Policy
 from ..errors import (
@@ -22,15 +24,17 @@ from ..errors import (
     TransportError,
     UnavailableError,
 )
+from ..filetypes import UploadedTree
 from ..jobs import ProcessList, parse_processes
 from ..models import ForkReceipt, MachineInfo, StopResult, drop_none, parse_fork, parse_machine, parse_stop
 from ..secrettypes import Secret, check_handed_on
-from . import net
+from ..snapshottypes import Snapshot
+from . import net, saving
 from .api import MachineApi
 from .commands import Commands
 from .contexts import CodeContext, create_code_context, list_code_contexts
 from .egress import Egress
-from .files import Files
+from .files import Files, RemoteFile
 from .jobs import RunResult, signal_value
 from .previews import Previews
 from .secrets import Secrets
@@ -329,6 +333,64 @@ class Sandbox:
     def resume(self) -> MachineInfo:
         """Brings the paused machine back, on the same generation; no lease changes. Resuming a running machine is no error."""
         return self._learn(parse_machine(self.api.post("/resume", extra_wait=_PAUSE_WAIT_SECONDS)))
+
+    def save_workspace(
+        self, name: str, *, stop: bool = False, idempotency_key: str | None = None, ttl_seconds: int | None = None
+    ) -> Snapshot:
+        """Saves the disk of the running machine; ``client.workspaces.restore(saved["id"])`` starts another one from it.
+
+        It returns when what was saved is on the host's disk for good. Processes and memory are not saved, nor are secrets. All
+        attempts of one call carry one idempotency key; after an error whose ``ambiguous`` is true call again with the same
+        arguments and ``idempotency_key=error.idempotency_key``.
+
+        Args:
+            name: to be shown in lists; several may have the same.
+            stop: stop the machine when it is saved.
+            idempotency_key: generated when not given; kept for a day.
+            ttl_seconds: it is removed after so long; ``None``: when somebody deletes it.
+
+        Raises:
+            SnapshotLimitError: the project has as many as it may.
+            UnsupportedError: this host cannot save machines.
+        """
+        return saving.save(
+            self, "workspace", name, stop=stop, ttl_seconds=ttl_seconds, idempotency_key=idempotency_key
+        )
+
+    def save_snapshot(
+        self, name: str, *, stop: bool = False, idempotency_key: str | None = None, ttl_seconds: int | None = None
+    ) -> Snapshot:
+        """``save_workspace`` with memory: processes, jobs with their logs and code contexts come back, too.
+
+        ``client.snapshots.restore(saved["id"])`` starts a machine from it.
+        """
+        return saving.save(self, "full", name, stop=stop, ttl_seconds=ttl_seconds, idempotency_key=idempotency_key)
+
+    def export_workspace(self) -> bytes:
+        """What is in ``/workspace``, as a tar archive packed with gzip, of at most 16 MiB.
+
+        Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
+        """
+        return saving.export(self)
+
+    def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
+        """Copies the archive of ``/workspace`` into a file, by its path or open; returns its size. In flat memory."""
+        return saving.export_to(self, target)
+
+    def open_workspace(self) -> RemoteFile:
+        """Opens the archive of ``/workspace`` for reading, piece by piece."""
+        return saving.open_export(self)
+
+    def import_workspace(
+        self, source: str | os.PathLike[str] | bytes | ReadableBinary | net.Pieces
+    ) -> UploadedTree:
+        """Unpacks into ``/workspace``; what is there and not in the archive stays. In flat memory, and never repeated.
+
+        Args:
+            source: a tar archive, packed with gzip or not: its path, its bytes, an open file or pieces; or the path of a
+                folder, whose contents are sent.
+        """
+        return saving.import_archive(self, source)
 
     def kill(self) -> StopResult:
         """Stops exactly this generation; files in it are lost. Safe to repeat, also after it has ended.
