@@ -91,6 +91,9 @@ async fn a_saved_disk_comes_back_in_a_fresh_machine_again_and_again() {
         assert_eq!(shell(&client(&*machine).await, LOOK).await, was);
     }
     // The first is removed while a machine that was started from it goes on; the second stands by itself.
+    let (again, _, guest) = launch(&driver, Some(first)).await;
+    assert_eq!(shell(&guest, LOOK).await, was);
+    driver.destroy(&again).await.expect("destroy");
     driver.forget(&first).await.expect("forget");
     driver.forget(&first).await.expect("again");
     assert_eq!(driver.snapshots().await.expect("list"), [second]);

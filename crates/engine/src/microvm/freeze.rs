@@ -246,7 +246,10 @@ pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
     match whole {
         Ok(making) => {
             keep_root(&order.files.root, &dir);
-            let root = (order.files.root.clone(), order.files.root_digest.clone());
+            // The name that stays, whatever becomes of the one it was found under.
+            let kept = dir.join(ROOT);
+            let root = if kept.is_file() { kept } else { order.files.root.clone() };
+            let root = (root, order.files.root_digest.clone());
             Some(Frozen::new(key, (order.template.clone(), order.class), making, root, dir))
         }
         Err(why) => {

@@ -152,17 +152,13 @@ impl Inner {
             None => {
                 let kept = place.join(saved::ROOT);
                 let (images, name, digest) = (self.images.clone(), template.clone(), manifest.root.clone());
-                let files = blocking(move || {
-                    if kept.is_file() {
-                        return Ok(BootFiles { root: kept, root_digest: digest, ..images.base_files()? });
-                    }
-                    let files = images.boot_files(&name)?;
-                    if files.root_digest == digest {
-                        return Ok(files);
-                    }
-                    Err(DriverError::Damaged(
+                let files = blocking(move || match images.boot_files(&name) {
+                    Ok(files) if files.root_digest == digest => Ok(files),
+                    _ if kept.is_file() => Ok(BootFiles { root: kept, root_digest: digest, ..images.base_files()? }),
+                    Ok(_) => Err(DriverError::Damaged(
                         "its template was built again since, and what it was is not kept".to_owned(),
-                    ))
+                    )),
+                    Err(e) => Err(e),
                 });
                 self.frozen_of(&files.await?, &template, size, GuestDisk::Later).await?
             }
