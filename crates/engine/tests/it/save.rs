@@ -73,13 +73,14 @@ async fn a_machine_goes_on_and_its_files_come_back_as_they_were() {
 async fn jobs_and_their_logs_come_back_with_memory_and_only_with_it() {
     let bench = Bench::new();
     let source = machine(&bench).await;
-    let id = source.start_job(job("count 60 20"), None).await.expect("started").job.id;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let order = save_as(SnapshotKind::Full);
-    assert!(source.save(order).await.expect("saved").memory_bytes > 0);
-    let here = source.jobs().wait(&id, Duration::from_secs(20)).await.expect("it goes on");
+    // Ended before: copies of the scripted guest share what they acknowledge of a job that still runs.
+    let id = source.start_job(job("count 60 1"), None).await.expect("started").job.id;
+    let here = source.jobs().wait(&id, Duration::from_secs(20)).await.expect("it ends");
     let whole: usize = (1..=60).map(|n: u32| n.to_string().len() + 1).sum();
-    assert_eq!(here.position.stdout_bytes, whole as u64);
+    assert_eq!((here.position.stdout_bytes, here.position.exit.is_some()), (whole as u64, true));
+    let (order, files) = (save_as(SnapshotKind::Full), save_as(SnapshotKind::Workspace));
+    assert!(source.save(order).await.expect("saved").memory_bytes > 0);
+    source.save(files).await.expect("saved");
     source.stop().await.expect("stopped");
     for name in ["one", "two"] {
         let back = bench.engine.create(restored(&bench, name, order.snapshot)).await.expect("made");
@@ -88,6 +89,9 @@ async fn jobs_and_their_logs_come_back_with_memory_and_only_with_it() {
         assert_eq!(ended.position.stdout_bytes, whole as u64, "nothing is lost or repeated");
         works(&back).await;
     }
+    let fresh = bench.engine.create(restored(&bench, "three", files.snapshot)).await.expect("made");
+    assert!(fresh.jobs().get(&id).is_err(), "files have no jobs");
+    bench.engine.forget_snapshot(files.snapshot).await.expect("removed");
     assert!(bench.engine.snapshot_remains().await.expect("listed").contains(&order.snapshot));
     bench.engine.forget_snapshot(order.snapshot).await.expect("removed");
     assert!(bench.engine.snapshot_remains().await.expect("listed").is_empty(), "its logs are gone, too");

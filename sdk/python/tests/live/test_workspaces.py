@@ -65,7 +65,8 @@ class Workspaces(unittest.TestCase):
                 self.assertTrue(self.client.workspaces.update(saved["id"], archived=True)["archived"])
                 with self.assertRaises(SnapshotMismatchError):
                     self.client.workspaces.restore(saved["id"], internet=True)
-                with self.client.workspaces.restore(saved["id"]) as one, self.client.workspaces.restore(saved["id"]) as two:
+                restore = self.client.workspaces.restore
+                with restore(saved["id"]) as one, restore(saved["id"]) as two:
                     for back in (one, two):
                         self.assertEqual(back.files.read("/workspace/a"), b"saved")
                         self.assertFalse(back.info.internet)

@@ -337,9 +337,9 @@ class AsyncSandbox:
     ) -> Snapshot:
         """Saves the disk of the running machine; ``client.workspaces.restore(saved["id"])`` starts another one from it.
 
-        It returns when what was saved is on the host's disk for good. Processes and memory are not saved, nor are secrets. All
-        attempts of one call carry one idempotency key; after an error whose ``ambiguous`` is true call again with the same
-        arguments and ``idempotency_key=error.idempotency_key``.
+        It returns when what was saved is on the host's disk for good. Processes and memory are not saved, nor are
+        secrets. All attempts of one call carry one idempotency key; after an error whose ``ambiguous`` is true call
+        again with the same arguments and ``idempotency_key=error.idempotency_key``.
 
         Args:
             name: to be shown in lists; several may have the same.
@@ -362,7 +362,9 @@ class AsyncSandbox:
 
         ``client.snapshots.restore(saved["id"])`` starts a machine from it.
         """
-        return await saving.save(self, "full", name, stop=stop, ttl_seconds=ttl_seconds, idempotency_key=idempotency_key)
+        return await saving.save(
+            self, "full", name, stop=stop, ttl_seconds=ttl_seconds, idempotency_key=idempotency_key
+        )
 
     async def export_workspace(self) -> bytes:
         """What is in ``/workspace``, as a tar archive packed with gzip, of at most 16 MiB.
@@ -372,7 +374,7 @@ class AsyncSandbox:
         return await saving.export(self)
 
     async def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
-        """Copies the archive of ``/workspace`` into a file, by its path or open; returns its size. In flat memory."""
+        """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
         return await saving.export_to(self, target)
 
     async def open_workspace(self) -> AsyncRemoteFile:
@@ -385,8 +387,8 @@ class AsyncSandbox:
         """Unpacks into ``/workspace``; what is there and not in the archive stays. In flat memory, and never repeated.
 
         Args:
-            source: a tar archive, packed with gzip or not: its path, its bytes, an open file or pieces; or the path of a
-                folder, whose contents are sent.
+            source: a tar archive, packed with gzip or not: its path, its bytes, an open file or pieces; or the path of
+                a folder, whose contents are sent.
         """
         return await saving.import_archive(self, source)
 

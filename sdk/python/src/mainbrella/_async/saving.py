@@ -43,7 +43,8 @@ async def save(
 
 async def open_export(sandbox: AsyncSandbox) -> AsyncRemoteFile:
     """Opens the archive of a workspace for reading."""
-    return AsyncRemoteFile(await sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip"), whole=False)
+    exchange = await sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip")
+    return AsyncRemoteFile(exchange, whole=False)
 
 
 async def export(sandbox: AsyncSandbox) -> bytes:

@@ -45,7 +45,8 @@ def save(
 
 def open_export(sandbox: Sandbox) -> RemoteFile:
     """Opens the archive of a workspace for reading."""
-    return RemoteFile(sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip"), whole=False)
+    exchange = sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip")
+    return RemoteFile(exchange, whole=False)
 
 
 def export(sandbox: Sandbox) -> bytes:

@@ -46,12 +46,12 @@ class Snapshots:
         idempotency_key: str | None = None,
         timeout: float = _RESTORE_TIMEOUT_SECONDS,
     ) -> Sandbox:
-        """Starts a new machine from a snapshot and waits until it answers. It owns its clean-up as one made by ``create`` does.
+        """Starts a new machine from a snapshot and waits until it answers; it owns its clean-up as after ``create``.
 
-        It has the template, size and internet policy that were saved; to name one of them is to check it. Of a workspace files
-        come back, of a full snapshot also memory, processes and jobs. Previews, secrets and labels do not. All attempts of one
-        call carry one idempotency key; after an ambiguous error call again with the same arguments and
-        ``idempotency_key=error.idempotency_key``.
+        It has the template, size and internet policy that were saved; to name one of them is to check it. Of a
+        workspace files come back, of a full snapshot also memory, processes and jobs. Previews, secrets and labels do
+        not. All attempts of one call carry one idempotency key; after an ambiguous error call again with the same
+        arguments and ``idempotency_key=error.idempotency_key``.
 
         Args:
             id: the snapshot.
