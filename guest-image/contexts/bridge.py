@@ -136,6 +136,11 @@ def be_kernel(order):
             if place not in sys.path:
                 sys.path.insert(0, place)
         os.chdir(order["cwd"])
+        try:
+            # A copy of the machine has it draw other random numbers.
+            import mainbrella_reseed  # noqa: F401
+        except ImportError:
+            pass
         sys.argv[:] = ["ipykernel_launcher", "-f", order["file"]]
         from ipykernel.kernelapp import IPKernelApp
 

@@ -98,6 +98,34 @@ pub struct ChildReceipt {
     pub created_at: String,
     /// The secrets of the source, by name. Never a value.
     pub secrets: Vec<ForkedSecret>,
+    /// What was done so that it draws other random numbers than its source and the other children.
+    pub random: Reseeded,
+}
+
+/// What was done for the random numbers of a child.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Reseeded {
+    /// The kernel's generator was seeded anew before any process went on.
+    pub kernel: bool,
+    /// What of `/etc/mainbrella/reseed.d` in the machine was run before any process went on, by name.
+    pub hooks: Vec<ReseedHook>,
+    /// Processes that had registered to seed generators of their own.
+    pub registered: u32,
+    /// Those of them that did it within two seconds.
+    pub acknowledged: u32,
+}
+
+/// How a reseed hook ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReseedHook {
+    /// Its name.
+    pub name: String,
+    /// Its exit code, 128 and the signal for one that a signal ended; `null`: it could not be started.
+    pub exit_code: Option<i32>,
+    /// It was ended because it took too long.
+    pub timed_out: bool,
 }
 
 /// What a fork made.

@@ -37,7 +37,9 @@ pub use file::{
     ChangeMode, CreateFileUrl, FileEntry, FileEvent, FileEventType, FileList, FileType, FileUrl, FileWritten,
     MakeDirectory, MoveFile, RemoveFile, RemoveResult, TreeWritten, UrlMethod,
 };
-pub use fork::{ChildReceipt, ForkMachine, ForkResult, ForkedSecret, SecretForChildren, SecretOutcome};
+pub use fork::{
+    ChildReceipt, ForkMachine, ForkResult, ForkedSecret, ReseedHook, Reseeded, SecretForChildren, SecretOutcome,
+};
 pub use health::Health;
 pub use job::{
     CancelJob, ExitCause, Job, JobEvent, JobEventKind, JobEvents, JobExit, JobFrame, JobList, JobState, SendSignal,

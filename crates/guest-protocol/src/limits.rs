@@ -107,6 +107,10 @@ pub const WATCH_EVENTS_MAX: usize = 256;
 pub const WATCH_DIRECTORIES_MAX: usize = 8192;
 /// Longest host name, bytes.
 pub const HOSTNAME_MAX: usize = 64;
+/// Most reseed hooks that are run.
+pub const HOOKS_MAX: usize = 16;
+/// Longest name of a reseed hook, bytes; those with a longer one are not run.
+pub const HOOK_NAME_MAX: usize = 64;
 /// Longest generation text, bytes.
 pub const GENERATION_MAX: usize = 128;
 /// Most entropy in one `Configure`, bytes.

@@ -12,6 +12,7 @@ mod jobs;
 pub mod port;
 mod processes;
 mod reaper;
+mod reseed;
 mod service;
 mod trust;
 mod usage;

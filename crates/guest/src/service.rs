@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use crate::boot::PendingRoot;
 use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
-use crate::{Authority, Reaper, UserCgroup, configure, files, processes, trust, usage};
+use crate::{Authority, Reaper, UserCgroup, configure, files, processes, reseed, trust, usage};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
 const FILE_OPERATIONS_MAX: usize = 64;
@@ -164,7 +164,11 @@ impl pb::Guest for Agent {
                 state.hostname = Some(request.hostname);
             }
         }
-        // Last, and only when all before was tried: nothing of the user runs with another machine's clock or luck.
+        let reseeds = request.reseed && self.authority == Authority::Machine;
+        if reseeds {
+            answer.hooks = reseed::run_hooks(&self.reaper, Path::new(reseed::HOOKS)).await;
+        }
+        // After that, and only when all before was tried: nothing of the user runs with another machine's clock or luck.
         if !request.keep_frozen
             && let Some(cgroup) = &self.cgroup
         {
@@ -175,6 +179,10 @@ impl pb::Guest for Agent {
                 }
                 Err(error) => answer.problems.push(configure::problem("thaw", &error)),
             }
+        }
+        // What stands still answers nobody.
+        if reseeds && !request.keep_frozen {
+            (answer.registered, answer.acknowledged) = reseed::tell_registered(Path::new(reseed::SEATS)).await;
         }
         Response::ok(answer)
     }

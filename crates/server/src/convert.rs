@@ -1,7 +1,9 @@
 //! From the vocabulary to the wire.
 
 use mainbrella_api::capabilities::Jail;
-use mainbrella_api::{EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, Template};
+use mainbrella_api::{
+    EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, ReseedHook, Reseeded, Template,
+};
 use mainbrella_engine::driver::TemplateInfo;
 use mainbrella_types::{DriverReport, JailReport, MachineRecord, MachineState, SizeClass};
 
@@ -74,6 +76,21 @@ pub(crate) fn machine(record: &MachineRecord, traits: &Traits) -> Machine {
             pause_resume: traits.pause_resume,
             fork: traits.fork,
         },
+    }
+}
+
+/// What was done for random numbers, as callers see it.
+pub(crate) fn reseeded(done: &mainbrella_engine::Reseeded) -> Reseeded {
+    let hook = |run: &mainbrella_engine::HookRun| ReseedHook {
+        name: run.name.clone(),
+        exit_code: run.exit_code,
+        timed_out: run.timed_out,
+    };
+    Reseeded {
+        kernel: done.kernel,
+        hooks: done.hooks.iter().map(hook).collect(),
+        registered: done.registered,
+        acknowledged: done.acknowledged,
     }
 }
 

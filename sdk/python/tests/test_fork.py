@@ -45,12 +45,17 @@ class Forks(unittest.TestCase):
             )
 
     def test_what_each_gets_of_secrets_is_asked_and_told_and_no_value_shown(self) -> None:
-        receipt = {"id": "c-0", "createdAt": CREATED_AT, "secrets": [{"name": "git", "outcome": "reissued"}]}
+        hook = {"name": "10-hook", "exitCode": None, "timedOut": False}
+        random = {"kernel": True, "hooks": [hook], "registered": 2, "acknowledged": 1}
+        receipt: dict[str, Any] = {"id": "c-0", "createdAt": CREATED_AT, "secrets": [{"name": "git", "outcome": "reissued"}]}
+        receipt["random"] = random
         with Session(forked(child(0), receipts=[receipt])) as (sandbox, server):
             self.assertIsNone(sandbox.fork_receipt)
             one = sandbox.fork(secrets={"git": {"reissue": "hush"}, "npm": "inherit"})
             assert one.fork_receipt is not None
             self.assertEqual(one.fork_receipt.secrets, {"git": "reissued"})
+            self.assertEqual((one.fork_receipt.registered, one.fork_receipt.acknowledged), (2, 1))
+            self.assertEqual((one.fork_receipt.hooks[0].name, one.fork_receipt.hooks[0].exit_code), ("10-hook", None))
             self.assertEqual(server.requests[1].json()["secrets"], {"git": {"reissue": "hush"}, "npm": "inherit"})
             for wrong in ({"git": "copy"}, {"git": {"value": "hush"}}, {"git": {"reissue": ""}}, {"GIT": "drop"}):
                 with self.assertRaises(ConfigurationError) as caught:

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use mainbrella_client::api::{CommandLine, CreatePreview, ForkMachine, OnIdle, StartJob, State};
+use mainbrella_client::api::{
+    CommandLine, CreateContext, CreatePreview, ForkMachine, OnIdle, RunCode, StartJob, State,
+};
 use mainbrella_tests::{Machine, Service, Setup, host, machine_body};
 use mainbrella_types::ErrorCode;
 
@@ -187,5 +189,117 @@ async fn an_unused_machine_is_paused_and_a_preview_request_a_command_and_a_file_
     let ended = m.client.wait_job(&m.name, &job.job.id, PATIENCE).await.expect("it goes on to its end");
     let all: usize = (1..=40).map(|n: u32| n.to_string().len() + 1).sum();
     assert_eq!((ended.exit.and_then(|e| e.code), ended.stdout_bytes), (Some(0), all as u64));
+    service.finish().await;
+}
+
+/// Draws numbers when it is asked, from the module's own generators. Without the library it has the same in each copy.
+const WARM: &str = r#"
+import os, random, sys, time
+import numpy
+if sys.argv[1] == "registered":
+    import mainbrella_reseed
+random.seed(1)
+numpy.random.seed(1)
+me = "/tmp/" + sys.argv[1]
+open(me + ".ready", "w").close()
+while True:
+    if os.path.exists(me + ".ask"):
+        os.unlink(me + ".ask")
+        with open(me + ".half", "w") as said:
+            said.write(f"{random.random()} {numpy.random.random()}")
+        os.rename(me + ".half", me + ".said")
+    time.sleep(0.05)
+"#;
+const WARM_NODE: &str = r#"
+const crypto = require('crypto');
+const fs = require('fs');
+if (process.argv[2] === 'registered') require('mainbrella-reseed');
+Math.random();
+crypto.randomBytes(8);
+const me = '/tmp/' + process.argv[2];
+setInterval(() => {
+  if (!fs.existsSync(me + '.ask')) return;
+  fs.unlinkSync(me + '.ask');
+  fs.writeFileSync(me + '.half', Math.random() + ' ' + crypto.randomBytes(8).toString('hex'));
+  fs.renameSync(me + '.half', me + '.said');
+}, 50);
+fs.writeFileSync(me + '.ready', '');
+"#;
+
+async fn warm(m: &Machine, command: &str, name: &str) {
+    m.sh(&format!("setsid -f {command} {name} >/tmp/{name}.log 2>&1 </dev/null")).await;
+    let ready = format!("test -e /tmp/{name}.ready; echo $?; cat /tmp/{name}.log");
+    host::until("the program is warm", PATIENCE, async || m.sh(&ready).await.text().starts_with("0\n")).await;
+}
+
+/// What a warm program says, as its words.
+async fn drawn(m: &Machine, name: &str) -> Vec<String> {
+    let ask = format!(
+        "touch /tmp/{name}.ask; for i in $(seq 200); do test -e /tmp/{name}.said && break; sleep 0.05; done; cat /tmp/{name}.said"
+    );
+    m.text(&ask).await.split_whitespace().map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_children_of_warm_programs_draw_numbers_of_their_own_and_the_receipt_says_what_was_done() {
+    let mut service = Service::start().await;
+    let python = service.machine().await;
+    python.write("/workspace/warm.py", WARM).await.expect("written");
+    for name in ["registered", "plain"] {
+        warm(&python, "python3 /workspace/warm.py", name).await;
+    }
+    let context = python.client.create_context(&python.name, &CreateContext::new("python")).await.expect("made").id;
+    let run = async |m: &Machine, code: &str| {
+        let body = RunCode { code: code.to_owned(), timeout_ms: Some(120_000) };
+        m.client.run_code(&m.name, &context, &body).await.expect("ran").stdout
+    };
+    run(&python, "import random; random.seed(1)").await;
+    let hooks = "mkdir -p /etc/mainbrella/reseed.d && cd /etc/mainbrella/reseed.d && printf '#!/bin/sh\\nod -An -tx1 -N8 /dev/urandom >/root/hook\\n' >10-draws \
+                 && printf '#!/bin/sh\\nexit 4\\n' >20-fails && chmod 755 10-draws 20-fails";
+    python.text(hooks).await;
+    let two = ForkMachine { count: Some(2), ..ForkMachine::default() };
+    let made =
+        python.client.fork(&python.name, &two, None).await.unwrap_or_else(|e| panic!("fork: {e:?}; {}", service.log()));
+    for receipt in &made.receipts {
+        let hooks: Vec<_> = receipt.random.hooks.iter().map(|h| (h.name.as_str(), h.exit_code, h.timed_out)).collect();
+        assert_eq!(hooks, [("10-draws", Some(0), false), ("20-fails", Some(4), false)]);
+        // The program and the kernel of the context.
+        assert_eq!((receipt.random.kernel, receipt.random.registered, receipt.random.acknowledged), (true, 2, 2));
+    }
+    let children: Vec<Machine> = made.children.iter().map(|child| service.attach(child.into())).collect();
+    let [a, b] = children.as_slice() else { panic!("two") };
+    assert_eq!(
+        drawn(a, "plain").await,
+        drawn(b, "plain").await,
+        "what is not registered goes on with the same sequence"
+    );
+    let (ours, theirs) = (drawn(a, "registered").await, drawn(b, "registered").await);
+    assert!(ours.len() == 2 && ours[0] != theirs[0] && ours[1] != theirs[1], "random and NumPy: {ours:?} {theirs:?}");
+    let draw = "print(random.random())";
+    assert_ne!(run(a, draw).await, run(b, draw).await, "kernels of contexts register themselves");
+    assert_ne!(
+        a.text("cat /root/hook").await,
+        b.text("cat /root/hook").await,
+        "the kernel's numbers are fresh when hooks run"
+    );
+
+    let mut body = mainbrella_client::api::CreateMachine::new("node");
+    body.size = "small".to_owned();
+    let node = service.create(&body).await.expect("made");
+    node.write("/workspace/warm.js", WARM_NODE).await.expect("written");
+    for name in ["registered", "plain"] {
+        warm(&node, "node /workspace/warm.js", name).await;
+    }
+    let made =
+        node.client.fork(&node.name, &two, None).await.unwrap_or_else(|e| panic!("fork: {e:?}; {}", service.log()));
+    for receipt in &made.receipts {
+        assert_eq!((receipt.random.registered, receipt.random.acknowledged), (1, 1));
+    }
+    let children: Vec<Machine> = made.children.iter().map(|child| service.attach(child.into())).collect();
+    let [a, b] = children.as_slice() else { panic!("two") };
+    assert_eq!(drawn(a, "plain").await[0], drawn(b, "plain").await[0]);
+    let (ours, theirs) = (drawn(a, "registered").await, drawn(b, "registered").await);
+    assert_ne!(ours[0], theirs[0], "Math.random");
+    eprintln!("crypto.randomBytes of two children of one warm Node process: {} and {}", ours[1], theirs[1]);
     service.finish().await;
 }

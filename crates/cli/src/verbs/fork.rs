@@ -74,6 +74,18 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
             };
             context.output.note(&format!("mainbrella: the secret {} {what}", printable(&secret.name)));
         }
+        for receipt in &made.receipts {
+            let (random, child) = (&receipt.random, printable(&receipt.id));
+            if random.acknowledged < random.registered {
+                let (done, all) = (random.acknowledged, random.registered);
+                context.output.note(&format!(
+                    "mainbrella: {child}: only {done} of {all} registered programs drew new random numbers"
+                ));
+            }
+            for hook in random.hooks.iter().filter(|hook| hook.exit_code != Some(0)) {
+                context.output.note(&format!("mainbrella: {child}: the reseed hook {} failed", printable(&hook.name)));
+            }
+        }
         if let Some(ms) = made.still_ms {
             context.output.note(&format!("mainbrella: the source stood still for {ms} ms"));
         }

@@ -49,6 +49,10 @@ pub struct GuestFaults {
     pub frozen: AtomicBool,
     /// It believes no authority it is told to.
     pub no_trust: AtomicBool,
+    /// Processes that have registered for a reseed.
+    pub registered: AtomicU32,
+    /// As many of them do not answer.
+    pub unanswered: AtomicU32,
     /// The machine brings no kernel for code contexts.
     pub no_kernel: AtomicBool,
 }
@@ -159,7 +163,15 @@ impl pb::Guest for FakeGuest {
         inside.generation = request.generation;
         inside.hostname = request.hostname;
         inside.env = request.env.into_iter().collect();
-        Response::ok(pb::ConfigureResponse { done: vec!["clock".into()], problems, ..Default::default() })
+        let mut answer =
+            pb::ConfigureResponse { done: vec!["clock".into(), "entropy".into()], problems, ..Default::default() };
+        if request.reseed {
+            let registered = self.faults.registered.load(Ordering::SeqCst);
+            let unanswered = self.faults.unanswered.load(Ordering::SeqCst);
+            (answer.registered, answer.acknowledged) = (registered, registered.saturating_sub(unanswered));
+            answer.hooks.push(pb::HookRun { name: "10-hook".into(), exit_code: 3, ..Default::default() });
+        }
+        Response::ok(answer)
     }
 
     async fn trust(

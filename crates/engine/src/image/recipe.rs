@@ -12,6 +12,19 @@ use super::shelf;
 const FORM: &[u8] = b"rootfs 2";
 /// Run over every tree.
 pub(super) const FINISH: &str = include_str!("../../../../guest-image/finish.sh");
+/// Libraries of ours, by the package that brings their language: where they go, and their text.
+const LIBRARIES: [(&str, &str, &str); 2] = [
+    (
+        "python3",
+        "/usr/lib/python3/dist-packages/mainbrella_reseed.py",
+        include_str!("../../../../guest-image/reseed/mainbrella_reseed.py"),
+    ),
+    (
+        "nodejs",
+        "/usr/share/nodejs/mainbrella-reseed/index.js",
+        include_str!("../../../../guest-image/reseed/mainbrella-reseed.js"),
+    ),
+];
 const RECIPES: [(&str, &str); 2] = [
     ("python", include_str!("../../../../guest-image/python.toml")),
     ("node", include_str!("../../../../guest-image/node.toml")),
@@ -88,8 +101,15 @@ fn parse(file: &str, text: &str) -> Result<Recipe, ImageError> {
     if let Some(path) = raw.remove.iter().find(|p| !is_path(p, b"*")).or(paths.into_iter().find(|p| !is_path(p, b""))) {
         return Err(bad(format!("`{path}` is not an absolute path of plain letters")));
     }
-    let digest = format!("sha256:{}", shelf::digest_of([FORM, text.as_bytes(), FINISH.as_bytes()]));
-    let Raw { description, packages, remove, links, files, .. } = raw;
+    let Raw { description, packages, remove, links, mut files, .. } = raw;
+    let mut shapes = vec![FORM, text.as_bytes(), FINISH.as_bytes()];
+    for (package, path, library) in LIBRARIES {
+        if packages.iter().any(|p| p == package) {
+            shapes.push(library.as_bytes());
+            files.insert(path.to_owned(), library.to_owned());
+        }
+    }
+    let digest = format!("sha256:{}", shelf::digest_of(shapes));
     Ok(Recipe { name, description, packages, digest, remove, links, files })
 }
 

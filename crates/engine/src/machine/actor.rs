@@ -232,12 +232,13 @@ impl Actor {
         // A copy that has secrets has an authority of its own; it runs with that of its source until it is told.
         let trust = self.shared.shelf.secrets().certificate().map(|pem| secrets::trust(&pem));
         let introduced = tokio::select! {
-            done = link.introduce_believing(Arc::clone(&instance), self.world.config.ready_deadline, trust) => done,
+            done = link.introduce_anew(Arc::clone(&instance), self.world.config.ready_deadline, trust) => done,
             report = instance.exited() => Err(EngineError::new(ErrorCode::CreateFailed, "the machine ended while it was being made")
                 .because(report.to_string())),
         };
-        if let Err(e) = introduced {
-            return Err(self.create_failed(e));
+        match introduced {
+            Ok(reseeded) => drop(self.shared.reseeded.set(reseeded)),
+            Err(e) => return Err(self.create_failed(e)),
         }
         let change = Change {
             state: Some(MachineState::Running),

@@ -17,7 +17,7 @@ use crate::machine::contexts::Contexts;
 use crate::machine::files::{self, Hold};
 use crate::machine::gate::{Gate, Pass};
 use crate::machine::jobs::Shelf;
-use crate::machine::link::{Identity, Link};
+use crate::machine::link::{Identity, Link, Reseeded};
 
 /// How long a call that lost its guest waits to learn whether the machine has ended.
 pub(crate) const VERDICT_WAIT: Duration = Duration::from_secs(2);
@@ -91,6 +91,8 @@ pub(crate) struct Shared {
     pub(crate) detached: CancellationToken,
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// What was done for its random numbers when it became this generation; unset for one that was found after a restart.
+    pub(crate) reseeded: OnceLock<Reseeded>,
     /// Why creation failed, with the code it failed with.
     pub(crate) create_failure: OnceLock<(ErrorCode, String)>,
     pub(crate) commands: Arc<Semaphore>,
@@ -122,6 +124,7 @@ impl Shared {
             detached: CancellationToken::new(),
             shelf,
             clock,
+            reseeded: OnceLock::new(),
             create_failure: OnceLock::new(),
             commands: Arc::new(Semaphore::new(limits::COMMANDS_MAX)),
             files: Arc::new(Semaphore::new(limits::FILE_OPERATIONS_MAX)),
@@ -159,6 +162,12 @@ impl MachineHandle {
     #[must_use]
     pub fn record(&self) -> MachineRecord {
         self.shared.record.borrow().clone()
+    }
+
+    /// What was done for its random numbers when it became this generation; `None` after a restart of the service.
+    #[must_use]
+    pub fn reseeded(&self) -> Option<&Reseeded> {
+        self.shared.reseeded.get()
     }
 
     /// Follows the machine's record.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainbrella_guest_protocol::limits::{HOOK_NAME_MAX, HOOKS_MAX};
 use mainbrella_guest_protocol::{GuestClient, GuestError, LinkOptions, PROTOCOL_VERSION, connect, pb};
 use mainbrella_types::{ErrorCode, GenerationKey};
 use tokio::sync::{Mutex, watch};
@@ -95,7 +96,7 @@ impl Link {
             if answer.view().frozen {
                 // A service that died while it copied this machine left it so.
                 tracing::warn!(machine = %self.key, "a guest was found frozen; it is put right");
-                put_right(&client, &self.identity).await?;
+                put_right(&client, &self.identity, false).await?;
             }
             return Ok(client);
         }
@@ -104,16 +105,27 @@ impl Link {
     /// Attaches to what was just restored and puts the guest right: clock, entropy, names, environment, thaw. Only then others
     /// can reach it.
     pub(crate) async fn introduce(&self, instance: Arc<dyn Instance>, limit: Duration) -> Result<(), EngineError> {
-        self.introduce_believing(instance, limit, None).await
+        self.attach_and_put_right(instance, limit, None, false).await.map(drop)
     }
 
-    /// As [`Self::introduce`]; before any of its programs goes on, the guest believes the authority of `trust`.
-    pub(crate) async fn introduce_believing(
+    /// As [`Self::introduce`], for what was another generation's until now: before any of its programs goes on, the guest believes the
+    /// authority of `trust`, and programs with random numbers of their own are told to draw others.
+    pub(crate) async fn introduce_anew(
         &self,
         instance: Arc<dyn Instance>,
         limit: Duration,
         trust: Option<pb::TrustRequest>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Reseeded, EngineError> {
+        self.attach_and_put_right(instance, limit, trust, true).await
+    }
+
+    async fn attach_and_put_right(
+        &self,
+        instance: Arc<dyn Instance>,
+        limit: Duration,
+        trust: Option<pb::TrustRequest>,
+        reseed: bool,
+    ) -> Result<Reseeded, EngineError> {
         let mut current = self.current.lock().await;
         let client = timeout(limit, async {
             let client = answering(&*instance, &self.key).await?;
@@ -121,14 +133,15 @@ impl Link {
                 let told = client.rpc().trust(trust).await;
                 told.map_err(|e| silent(&GuestError::from_connect(&e).to_string()))?;
             }
-            put_right(&client, &self.identity).await?;
-            Ok::<_, EngineError>(client)
+            let reseeded = put_right(&client, &self.identity, reseed).await?;
+            Ok::<_, EngineError>((client, reseeded))
         })
         .await
         .map_err(|_| silent("it did not answer after its restore"))??;
+        let (client, reseeded) = client;
         *current = Some(client);
         self.wake(instance);
-        Ok(())
+        Ok(reseeded)
     }
 
     /// Ends the connection; running calls fail.
@@ -139,8 +152,47 @@ impl Link {
     }
 }
 
+/// What was done for random numbers in a machine that became another generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reseeded {
+    /// The kernel's generator was seeded, before any process went on.
+    pub kernel: bool,
+    /// The hooks of the machine's owner that were run, by name.
+    pub hooks: Vec<HookRun>,
+    /// Processes that had registered.
+    pub registered: u32,
+    /// Those that answered that they seeded their generators anew.
+    pub acknowledged: u32,
+}
+
+/// How a reseed hook ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookRun {
+    /// Its name: printable ASCII.
+    pub name: String,
+    /// Its exit code, 128 and the signal for one that a signal ended; `None`: it could not be started.
+    pub exit_code: Option<i32>,
+    /// It was ended because it took too long.
+    pub timed_out: bool,
+}
+
+/// What a guest says of it, within bounds.
+fn reseeded(reply: &pb::ConfigureResponse) -> Reseeded {
+    let hook = |run: &pb::HookRun| HookRun {
+        name: run.name.chars().filter(char::is_ascii_graphic).take(HOOK_NAME_MAX).collect(),
+        exit_code: (!run.not_started).then_some(run.exit_code),
+        timed_out: run.timed_out,
+    };
+    Reseeded {
+        kernel: reply.done.iter().any(|done| done == "entropy"),
+        hooks: reply.hooks.iter().take(HOOKS_MAX).map(hook).collect(),
+        registered: reply.registered,
+        acknowledged: reply.acknowledged.min(reply.registered),
+    }
+}
+
 /// Puts a guest right: clock, entropy, names, environment, thaw.
-async fn put_right(client: &GuestClient, identity: &Identity) -> Result<(), EngineError> {
+async fn put_right(client: &GuestClient, identity: &Identity, reseed: bool) -> Result<Reseeded, EngineError> {
     let mut entropy = [0u8; 64];
     getrandom::fill(&mut entropy)
         .map_err(|e| EngineError::new(ErrorCode::Internal, "the host gave no randomness").because(e.to_string()))?;
@@ -152,6 +204,7 @@ async fn put_right(client: &GuestClient, identity: &Identity) -> Result<(), Engi
         hostname: identity.hostname.clone(),
         machine_id: identity.key.to_string(),
         env: identity.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        reseed,
         ..Default::default()
     };
     let reply = client.rpc().configure(request).await;
@@ -161,7 +214,7 @@ async fn put_right(client: &GuestClient, identity: &Identity) -> Result<(), Engi
         return Err(EngineError::new(ErrorCode::CreateFailed, "the machine could not be put right after its restore")
             .because(format!("{}: {}", problem.what, problem.why)));
     }
-    Ok(())
+    Ok(reseeded(&reply))
 }
 
 /// A connection on which the agent has answered, whoever it takes itself for. One that stands still from its beginning is dialled

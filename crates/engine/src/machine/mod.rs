@@ -32,5 +32,6 @@ pub use files::{
 pub use handle::{MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
+pub use link::{HookRun, Reseeded};
 pub use ports::{PortConnection, PortError};
 pub use secrets::SecretsTurn;

@@ -37,6 +37,7 @@ pub(super) fn prepare() {
     tell("hostname", rustix::system::sethostname(b"mainbrella").map_err(io::Error::from));
     tell("loopback", loopback_up());
     tell("network", network::prepare());
+    tell("/run/mainbrella", crate::reseed::prepare(Path::new(crate::reseed::SEATS)));
     tell("/workspace", workspace(Path::new("/workspace")));
     tell("/etc/hosts", write_missing(Path::new("/etc/hosts"), "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"));
     tell("/etc/resolv.conf", write_missing(Path::new("/etc/resolv.conf"), "# Written by the machine's network.\n"));

@@ -121,11 +121,12 @@ async fn carry_out(
             if let Some(none) = all_failed(&children) {
                 return Err(none);
             }
-            let running = children.iter().filter(|child| child.state == MachineState::Running);
-            let receipts = running.map(|child| ChildReceipt {
+            let alive = receipt.children.iter().zip(&children).filter(|(_, child)| child.running_at.is_some());
+            let receipts = alive.map(|(handle, child)| ChildReceipt {
                 id: child.generation.id.to_string(),
                 created_at: child.generation.created_at.to_string(),
                 secrets: heirloom.outcomes.clone(),
+                random: handle.reseeded().map(convert::reseeded).unwrap_or_default(),
             });
             Ok(ForkResult {
                 receipts: receipts.collect(),

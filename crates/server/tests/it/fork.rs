@@ -66,3 +66,18 @@ async fn a_child_is_given_secrets_of_its_own_and_its_gateway_adds_them() {
     let gateway = s.driver.secrets(&record.unwrap().key).unwrap();
     assert!(gateway.cover(&"api.example".parse().unwrap(), 443), "what is on record is in force in its own seat");
 }
+
+#[tokio::test]
+async fn the_receipt_says_what_was_done_for_random_numbers() {
+    use std::sync::atomic::Ordering;
+    let s = Service::start().await;
+    s.driver.guest.registered.store(3, Ordering::SeqCst);
+    s.driver.guest.unanswered.store(1, Ordering::SeqCst);
+    let trunk = s.machine().await;
+    let made = s.post(&trunk.path("/fork"), json!({"count": 2})).await.ok();
+    for receipt in made["receipts"].as_array().unwrap() {
+        let hooks = json!([{"name": "10-hook", "exitCode": 3, "timedOut": false}]);
+        assert_eq!(receipt["random"], json!({"kernel": true, "hooks": hooks, "registered": 3, "acknowledged": 2}));
+    }
+    assert_eq!(made["receipts"].as_array().unwrap().len(), 2);
+}

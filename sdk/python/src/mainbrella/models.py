@@ -94,11 +94,29 @@ class MachineInfo:
 
 
 @dataclass(frozen=True)
+class ReseedHook:
+    """How a reseed hook of a machine ended."""
+
+    name: str
+    exit_code: int | None
+    """128 and the signal for one that a signal ended; ``None``: it could not be started."""
+    timed_out: bool
+
+
+@dataclass(frozen=True)
 class ForkReceipt:
     """What was done for a copy of a machine."""
 
     secrets: dict[str, str]
     """The secrets of the source by name: ``dropped``, ``inherited`` or ``reissued``."""
+    kernel_reseeded: bool = False
+    """Whether the kernel's random numbers were made its own before any process went on."""
+    hooks: tuple[ReseedHook, ...] = ()
+    """What of ``/etc/mainbrella/reseed.d`` was run before that, by name."""
+    registered: int = 0
+    """Processes that had registered to draw other random numbers in a copy."""
+    acknowledged: int = 0
+    """Those of them that did."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +334,15 @@ def parse_fork(data: Any) -> Forked:
 
 def _receipt(f: Fields) -> ForkReceipt:
     secrets = [Fields(entry, "secret") for entry in f.objects("secrets")]
-    return ForkReceipt(secrets={s.text("name"): s.text("outcome") for s in secrets})
+    random = f.object("random")
+    hooks = [Fields(entry, "hook") for entry in random.objects("hooks")]
+    return ForkReceipt(
+        secrets={s.text("name"): s.text("outcome") for s in secrets},
+        kernel_reseeded=random.flag("kernel"),
+        hooks=tuple(ReseedHook(h.text("name"), h.number_or_none("exitCode"), h.flag("timedOut")) for h in hooks),
+        registered=random.number("registered"),
+        acknowledged=random.number("acknowledged"),
+    )
 
 
 def parse_policy(f: Fields) -> EgressPolicy:
