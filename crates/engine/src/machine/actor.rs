@@ -440,16 +440,20 @@ impl Actor {
         self.shared.gate.touch();
         self.write(Change { egress: Some(policy.clone()), ..Change::default() }).await.map_err(|e| store_failed(&e))?;
         let order = self.egress(policy);
-        let set = match timeout(EGRESS_DEADLINE, network.set_egress(&order)).await {
-            Ok(set) => set.map_err(|e| EngineError::from(e).internal().unwrap_or_default().to_owned()),
-            Err(_) => Err("it took too long".to_owned()),
+        let failure = match timeout(EGRESS_DEADLINE, network.set_egress(&order)).await {
+            Ok(Ok(())) => return Ok(self.record.clone()),
+            Ok(Err(e)) => EngineError::from(e),
+            Err(_) => EngineError::new(ErrorCode::Internal, "").because("it took too long"),
         };
-        set.map_err(|why| {
-            warn!(machine = %self.record.generation, why, "an egress policy could not be put in force");
+        let why = failure.internal().unwrap_or_default();
+        warn!(machine = %self.record.generation, why, "an egress policy could not be put in force");
+        Err(if failure.code() == ErrorCode::Overloaded {
+            let message = format!("{}; until its policy is set again the machine reaches nothing", failure.message());
+            EngineError::new(ErrorCode::Overloaded, message)
+        } else {
             let message = "the policy is on record but could not be put in force; until it is set again the machine reaches nothing";
             EngineError::new(ErrorCode::Internal, message).because(why)
-        })?;
-        Ok(self.record.clone())
+        })
     }
 
     /// Carries out a stop. `None`: it could not be made durable and the machine goes on.
