@@ -18,9 +18,8 @@ fn arguments(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn base() -> Base {
-    let mut settings = Settings::default();
-    settings.env = arguments(&[("PATH", "/usr/bin:/bin"), ("BASE", "1")]);
-    settings.cmd = vec!["from-base".to_owned()];
+    let env = arguments(&[("PATH", "/usr/bin:/bin"), ("BASE", "1")]);
+    let settings = Settings { env, cmd: vec!["from-base".to_owned()], ..Settings::default() };
     Base { digest: "sha256:base".to_owned(), settings }
 }
 
