@@ -207,8 +207,11 @@ pub(crate) fn read(b: &[u8; BLOCK]) -> Result<Option<Header>, TreeError> {
     }))
 }
 
+/// A key and its value.
+pub(crate) type Pair<'a> = (&'a [u8], &'a [u8]);
+
 /// PAX records: keys and values.
-fn records(records: &[u8]) -> Result<Vec<(&[u8], &[u8])>, TreeError> {
+fn records(records: &[u8]) -> Result<Vec<Pair<'_>>, TreeError> {
     let mut rest = records;
     let mut found = Vec::new();
     while !rest.is_empty() {
@@ -254,7 +257,7 @@ pub(crate) fn apply(text: &[u8], header: &mut Header) -> Result<(), TreeError> {
 }
 
 /// Names and values of extended attributes in PAX records.
-pub(crate) fn attributes(text: &[u8]) -> Result<Vec<(&[u8], &[u8])>, TreeError> {
+pub(crate) fn attributes(text: &[u8]) -> Result<Vec<Pair<'_>>, TreeError> {
     let all = records(text)?;
     Ok(all.into_iter().filter_map(|(key, value)| Some((key.strip_prefix(b"SCHILY.xattr.")?, value))).collect())
 }

@@ -49,7 +49,9 @@ pub fn index(archive: &mut (impl Read + Seek), most: usize) -> Result<Vec<Member
         let offset = at + BLOCK as u64;
         let next = offset.checked_add(size).and_then(|n| n.checked_add(padding(size) as u64));
         // The padding of the last entry may be cut off.
-        let next = next.filter(|_| size <= end - offset).ok_or_else(|| TreeError::rule("archive", "the archive ends within an entry"))?;
+        let next = next
+            .filter(|_| size <= end - offset)
+            .ok_or_else(|| TreeError::rule("archive", "the archive ends within an entry"))?;
         if meta {
             if size > META_MAX {
                 return Err(TreeError::rule("archive", "an extended header of the archive is too large"));

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, fchmod, fchown,
-    fsetxattr, fstat, futimens, linkat, makedev, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat,
+    fchmod, fchown, fsetxattr, fstat, futimens, linkat, makedev, mkdirat, mknodat, openat, openat2, statat, symlinkat,
+    unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -82,8 +83,7 @@ struct Layer<'a> {
 }
 
 /// As seen from within the tree.
-const WITHIN: ResolveFlags =
-    ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_XDEV);
+const WITHIN: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_XDEV);
 const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -146,7 +146,8 @@ impl Layers {
     /// # Errors
     /// When the archive is malformed, over a limit, or holds what cannot be, or the system refuses. The tree is then of no use.
     pub fn apply(&mut self, from: &mut impl Read) -> Result<(), TreeError> {
-        let mut layer = Layer { tree: self, own: HashSet::new(), names: RandomState::new(), last: None, times: Vec::new() };
+        let mut layer =
+            Layer { tree: self, own: HashSet::new(), names: RandomState::new(), last: None, times: Vec::new() };
         layer.read(from)?;
         layer.settle()
     }
@@ -315,8 +316,9 @@ impl Layer<'_> {
         fchown(at, Some(Uid::from_raw(header.uid)), Some(Gid::from_raw(header.gid))).map_err(failed)?;
         fchmod(at, Mode::from_raw_mode(header.mode)).map_err(failed)?;
         for (name, value) in attributes {
-            let kept = matches!(*name, b"security.capability" | b"system.posix_acl_access" | b"system.posix_acl_default")
-                || name.starts_with(b"user.");
+            let kept =
+                matches!(*name, b"security.capability" | b"system.posix_acl_access" | b"system.posix_acl_default")
+                    || name.starts_with(b"user.");
             if !kept || name.contains(&0) {
                 self.tree.done.attributes_dropped += 1;
                 continue;
@@ -400,13 +402,18 @@ impl Layer<'_> {
                     dir = match self.open(&step) {
                         Err(Errno::NOENT) => {
                             match mkdirat(&*dir, parts[n - 1], Mode::from_raw_mode(0o755)) {
-                                Err(Errno::EXIST) => return Err(rule("an entry of the layer would go through a link that leads nowhere")),
+                                Err(Errno::EXIST) => {
+                                    return Err(rule(
+                                        "an entry of the layer would go through a link that leads nowhere",
+                                    ));
+                                }
                                 other => other.map_err(failed)?,
                             }
                             // Whatever the umask here is, and the directory around it lends.
                             let root = (Some(Uid::ROOT), Some(Gid::ROOT));
                             chownat(&*dir, parts[n - 1], root.0, root.1, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
-                            chmodat(&*dir, parts[n - 1], Mode::from_raw_mode(0o755), AtFlags::empty()).map_err(failed)?;
+                            chmodat(&*dir, parts[n - 1], Mode::from_raw_mode(0o755), AtFlags::empty())
+                                .map_err(failed)?;
                             self.mark(&*dir, parts[n - 1])?;
                             self.open(&step).map_err(failed)?
                         }

@@ -209,12 +209,17 @@ fn whiteouts_are_about_what_is_below_in_whatever_order_they_come() {
 #[test]
 fn links_lead_as_from_the_root_of_the_tree() {
     let ground = Ground::new();
-    let below = Archive::new().dir("usr/lib").link("lib", "usr/lib").link("abs", "/usr").link("up", "../../../usr").bytes();
-    let above = Archive::new().file("lib/one", "1").file("abs/two", "2").file("up/three", "3").hard("four", "abs/two").bytes();
+    let below =
+        Archive::new().dir("usr/lib").link("lib", "usr/lib").link("abs", "/usr").link("up", "../../../usr").bytes();
+    let above =
+        Archive::new().file("lib/one", "1").file("abs/two", "2").file("up/three", "3").hard("four", "abs/two").bytes();
     let third = Archive::new().file("lib/.wh.one", "").dir("abs").file("abs/own", "4").bytes();
     ground.lay(&[below, above, third]).unwrap();
     assert!(!ground.has("usr/lib/one"));
-    assert_eq!((ground.text("usr/two"), ground.text("usr/three"), ground.text("four")), ("2".into(), "3".into(), "2".into()));
+    assert_eq!(
+        (ground.text("usr/two"), ground.text("usr/three"), ground.text("four")),
+        ("2".into(), "3".into(), "2".into())
+    );
     // A directory takes the place of a link.
     assert_eq!(ground.text("abs/own"), "4");
     assert!(!ground.has("usr/own"));
@@ -301,7 +306,13 @@ fn deep_trees_take_neither_stack_nor_descriptors() {
 
 #[test]
 fn the_files_of_an_archive_are_found_where_they_lie() {
-    let archive = Archive::new().dir("d").file("./d/a", "first").link("l", "d/a").file("b", "second").file("../out", "no").bytes();
+    let archive = Archive::new()
+        .dir("d")
+        .file("./d/a", "first")
+        .link("l", "d/a")
+        .file("b", "second")
+        .file("../out", "no")
+        .bytes();
     let found = index(&mut std::io::Cursor::new(&archive), 10).unwrap();
     let of = |path: &str| found.iter().find(|m| m.path == path).unwrap();
     assert_eq!(found.len(), 3);
@@ -364,7 +375,7 @@ fn model(tree: &mut Model, ops: &[Op]) -> bool {
                 own.insert(path.clone());
                 let (content, mode) = match op {
                     Op::File(_, content, mode) => (Some(*content), *mode),
-                    Op::Dir(_, mode) | Op::File(.., mode) => (None, *mode),
+                    Op::Dir(_, mode) => (None, *mode),
                     _ => unreachable!("only these two"),
                 };
                 if content.is_some() {
@@ -435,9 +446,23 @@ fn ops() -> impl Strategy<Value = Vec<Vec<Op>>> {
 
 /// Any entry whatever, links and names that lead up among them.
 fn wild() -> impl Strategy<Value = Vec<(u8, String, String)>> {
-    let part = prop_oneof![Just("a"), Just("b"), Just(".."), Just("."), Just("secret"), Just("root"), Just(".wh.a"), Just(".wh..wh..opq"), Just("")];
+    let part = prop_oneof![
+        Just("a"),
+        Just("b"),
+        Just(".."),
+        Just("."),
+        Just("secret"),
+        Just("root"),
+        Just(".wh.a"),
+        Just(".wh..wh..opq"),
+        Just("")
+    ];
     let path = || proptest::collection::vec(part.clone(), 0..4).prop_map(|p| p.join("/"));
-    let target = prop_oneof![path().boxed(), path().prop_map(|p| format!("/{p}")).boxed(), path().prop_map(|p| format!("../../{p}")).boxed()];
+    let target = prop_oneof![
+        path().boxed(),
+        path().prop_map(|p| format!("/{p}")).boxed(),
+        path().prop_map(|p| format!("../../{p}")).boxed()
+    ];
     proptest::collection::vec((0u8..6, path(), target), 0..12)
 }
 
