@@ -13,6 +13,7 @@ use mainbrella_guest_protocol::{PROTOCOL_VERSION, fault, pb};
 use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
+use crate::defaults::Defaults;
 use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
 use crate::{Authority, Reaper, UserCgroup, configure, files, processes, trust, usage};
@@ -35,6 +36,8 @@ pub struct AgentOptions {
     pub reaper: Reaper,
     /// Where processes of the user go; `None`: they stay where the agent is, and cannot be frozen.
     pub cgroup: Option<UserCgroup>,
+    /// What commands have when nobody says otherwise.
+    pub defaults: Defaults,
 }
 
 /// The agent. One for a machine; serves any number of connections, one after the other or at once.
@@ -48,6 +51,7 @@ pub struct Agent {
     watches: Arc<Semaphore>,
     dials: Dials,
     boot_id: String,
+    defaults: HashMap<String, String>,
     state: Mutex<Configured>,
 }
 
@@ -68,14 +72,15 @@ impl Agent {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
         Arc::new(Self {
             authority: options.authority,
-            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),
+            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone(), options.defaults.cwd),
             reaper: options.reaper,
             cgroup: options.cgroup,
             files: Arc::new(Semaphore::new(FILE_OPERATIONS_MAX)),
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
             dials: Dials::default(),
             boot_id: boot_id.trim().to_owned(),
-            state: Mutex::default(),
+            state: Mutex::new(Configured { env: Arc::new(options.defaults.env.clone()), ..Configured::default() }),
+            defaults: options.defaults.env,
         })
     }
 
@@ -144,7 +149,8 @@ impl pb::Guest for Agent {
         {
             let mut state = self.state();
             state.generation = request.generation;
-            let mut env: HashMap<String, String> = request.env.into_iter().collect();
+            let mut env = self.defaults.clone();
+            env.extend(request.env);
             if state.trusting {
                 trust::point(&mut env);
             }

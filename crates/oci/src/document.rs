@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainbrella_types::limits::{
     ARGV_ENTRIES_MAX, COMMAND_BYTES_MAX, ENV_BYTES_MAX, ENV_ENTRIES_MAX, IMAGE_LAYERS_MAX, IMAGE_TRANSFER_MAX,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::{OciError, shown};
@@ -133,7 +133,8 @@ pub(crate) fn choose(list: &[Descriptor]) -> Result<&Descriptor, OciError> {
 }
 
 /// How to tell that what an image starts is ready.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Health {
     /// The command; a line for a shell when [`Self::line`].
     pub test: Vec<String>,
@@ -152,7 +153,8 @@ pub struct Health {
 }
 
 /// What an image says of how it is run.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ImageConfig {
     /// Environment, in order.
     pub env: Vec<(String, String)>,

@@ -58,6 +58,8 @@ pub struct Laid {
     pub skipped: u64,
     /// Extended attributes that are not kept: of kinds that mean something to this host or to a file system.
     pub attributes_dropped: u64,
+    /// The latest time that an entry has, seconds since 1970.
+    pub newest: i64,
 }
 
 /// A tree that layers are laid into.
@@ -184,6 +186,7 @@ impl Layer<'_> {
             header::apply(&records, &mut header)?;
             header.path = long_name.take().unwrap_or(header.path);
             header.link = long_link.take().unwrap_or(header.link);
+            self.tree.done.newest = self.tree.done.newest.max(header.mtime);
             let device = if header.kind == Kind::Device { header::device(&bytes) } else { None };
             self.entry(from, header, device, &records)?;
         }

@@ -14,7 +14,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::{Agent, AgentOptions, Authority, ReapMode, Reaper, UserCgroup, port};
+use crate::{Agent, AgentOptions, Authority, Defaults, ReapMode, Reaper, UserCgroup, port};
 
 /// Name of the port hosts come through.
 const PORT: &str = "agent";
@@ -61,6 +61,7 @@ pub fn run() -> Result<(), BootError> {
     root::mount_late()?;
     system::prepare();
     idle::settle();
+    let defaults = Defaults::of(Path::new("/"));
     let cgroup = UserCgroup::create(Path::new("/sys/fs/cgroup"), "user").step("the cgroup `user`")?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -72,7 +73,7 @@ pub fn run() -> Result<(), BootError> {
         .step("the runtime")?;
     runtime.block_on(async {
         let reaper = Reaper::start(ReapMode::All).step("SIGCHLD")?;
-        let agent = Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup) });
+        let agent = Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup), defaults });
         let path = wait_for_port(DEVICE_MOST).step("the virtio port `agent`")?;
         let opened = port::open(&path).step(path.display().to_string())?;
         println!("mainbrella-guest ready");
