@@ -6,6 +6,7 @@
 pub mod boot;
 mod cgroup;
 mod configure;
+mod defaults;
 mod dial;
 mod files;
 mod jobs;
@@ -18,6 +19,7 @@ mod trust;
 mod usage;
 
 pub use cgroup::UserCgroup;
+pub use defaults::Defaults;
 pub use reaper::{ReapMode, Reaper};
 pub use service::{Agent, AgentOptions};
 

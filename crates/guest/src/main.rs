@@ -38,7 +38,13 @@ fn serve_unix(path: PathBuf) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let reaper = Reaper::start(ReapMode::All)?;
-        let agent = Agent::new(AgentOptions { authority: Authority::Process, reaper, cgroup: None, pending: None });
+        let agent = Agent::new(AgentOptions {
+            authority: Authority::Process,
+            reaper,
+            cgroup: None,
+            defaults: mainbrella_guest::Defaults::default(),
+            pending: None,
+        });
         port::serve_unix(&path, agent.service()).await
     })
 }

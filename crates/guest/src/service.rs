@@ -14,6 +14,7 @@ use pb::GuestExt as _;
 use tokio::sync::Semaphore;
 
 use crate::boot::PendingRoot;
+use crate::defaults::Defaults;
 use crate::dial::Dials;
 use crate::jobs::{Jobs, check_env, size_of};
 use crate::{Authority, Reaper, UserCgroup, configure, files, processes, reseed, trust, usage};
@@ -38,6 +39,8 @@ pub struct AgentOptions {
     pub cgroup: Option<UserCgroup>,
     /// A root that is entered when the machine is first told who it is.
     pub pending: Option<PendingRoot>,
+    /// What commands have when nobody says otherwise.
+    pub defaults: Defaults,
 }
 
 /// The agent. One for a machine; serves any number of connections, one after the other or at once.
@@ -52,6 +55,7 @@ pub struct Agent {
     watches: Arc<Semaphore>,
     dials: Dials,
     boot_id: String,
+    defaults: HashMap<String, String>,
     state: Mutex<Configured>,
 }
 
@@ -72,7 +76,7 @@ impl Agent {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
         Arc::new(Self {
             authority: options.authority,
-            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),
+            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone(), options.defaults.cwd),
             reaper: options.reaper,
             cgroup: options.cgroup,
             pending: Mutex::new(options.pending),
@@ -80,7 +84,8 @@ impl Agent {
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
             dials: Dials::default(),
             boot_id: boot_id.trim().to_owned(),
-            state: Mutex::default(),
+            state: Mutex::new(Configured { env: Arc::new(options.defaults.env.clone()), ..Configured::default() }),
+            defaults: options.defaults.env,
         })
     }
 
@@ -155,7 +160,8 @@ impl pb::Guest for Agent {
         {
             let mut state = self.state();
             state.generation = request.generation;
-            let mut env: HashMap<String, String> = request.env.into_iter().collect();
+            let mut env = self.defaults.clone();
+            env.extend(request.env);
             if state.trusting {
                 trust::point(&mut env);
             }

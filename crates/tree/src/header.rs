@@ -1,5 +1,7 @@
 //! The headers of tar: ustar, with PAX records for what does not fit.
 
+use rustix::fs::FileType;
+
 use crate::error::TreeError;
 
 /// Size of a block.
@@ -205,11 +207,14 @@ pub(crate) fn read(b: &[u8; BLOCK]) -> Result<Option<Header>, TreeError> {
     }))
 }
 
-/// Applies PAX records to the header of the entry they belong to.
-pub(crate) fn apply(records: &[u8], header: &mut Header) -> Result<(), TreeError> {
+/// A key and its value.
+pub(crate) type Pair<'a> = (&'a [u8], &'a [u8]);
+
+/// PAX records: keys and values.
+fn records(records: &[u8]) -> Result<Vec<Pair<'_>>, TreeError> {
     let mut rest = records;
+    let mut found = Vec::new();
     while !rest.is_empty() {
-        let malformed = || bad("an extended header is malformed");
         let space = rest.iter().take(20).position(|b| *b == b' ').ok_or_else(malformed)?;
         let length: usize =
             std::str::from_utf8(&rest[..space]).ok().and_then(|t| t.parse().ok()).ok_or_else(malformed)?;
@@ -220,7 +225,18 @@ pub(crate) fn apply(records: &[u8], header: &mut Header) -> Result<(), TreeError
         rest = tail;
         let body = one[space + 1..].strip_suffix(b"\n").ok_or_else(malformed)?;
         let equals = body.iter().position(|b| *b == b'=').ok_or_else(malformed)?;
-        let (key, value) = (&body[..equals], &body[equals + 1..]);
+        found.push((&body[..equals], &body[equals + 1..]));
+    }
+    Ok(found)
+}
+
+fn malformed() -> TreeError {
+    bad("an extended header is malformed")
+}
+
+/// Applies PAX records to the header of the entry they belong to.
+pub(crate) fn apply(text: &[u8], header: &mut Header) -> Result<(), TreeError> {
+    for (key, value) in records(text)? {
         let whole = || {
             let text = std::str::from_utf8(value).ok()?;
             // Fractions of a second are not kept.
@@ -238,6 +254,23 @@ pub(crate) fn apply(records: &[u8], header: &mut Header) -> Result<(), TreeError
         }
     }
     Ok(())
+}
+
+/// Names and values of extended attributes in PAX records.
+pub(crate) fn attributes(text: &[u8]) -> Result<Vec<Pair<'_>>, TreeError> {
+    let all = records(text)?;
+    Ok(all.into_iter().filter_map(|(key, value)| Some((key.strip_prefix(b"SCHILY.xattr.")?, value))).collect())
+}
+
+/// What a header block of [`Kind::Device`] stands for, with its major and minor number.
+pub(crate) fn device(b: &[u8; BLOCK]) -> Option<(FileType, u32, u32)> {
+    let field = |range: std::ops::Range<usize>| number(&b[range]).and_then(|n| u32::try_from(n).ok());
+    match b[156] {
+        b'3' => Some((FileType::CharacterDevice, field(329..337)?, field(337..345)?)),
+        b'4' => Some((FileType::BlockDevice, field(329..337)?, field(337..345)?)),
+        b'6' => Some((FileType::Fifo, 0, 0)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -284,6 +317,8 @@ mod tests {
             let _ = apply(&bytes, &mut header);
             bytes.splice(0..0, b"30 size=".iter().copied());
             let _ = apply(&bytes, &mut header);
+            let _ = attributes(&bytes);
+            let _ = device(&block);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Trees of files: walked, packed as tar, unpacked, removed, copied.
+//! Trees of files: walked, packed as tar, unpacked, laid out in layers, removed, copied.
 //!
 //! Used inside machines and on hosts, on names and archives that strangers made. Nothing here follows a link or a
 //! `..` out of the tree it was given, enters another mounted file system, recurses on the stack, or holds more in
@@ -7,6 +7,8 @@
 mod copy;
 mod error;
 mod header;
+mod index;
+mod layer;
 mod name;
 mod pack;
 mod remove;
@@ -15,6 +17,8 @@ mod walk;
 
 pub use copy::copy;
 pub use error::TreeError;
+pub use index::{Member, index};
+pub use layer::{Laid, LayerLimits, Layers};
 pub use name::{Unsafe, safe_parts};
 pub use pack::{PackOptions, Packer};
 pub use remove::{REMAINING_NAMED_MAX, Removal, remove};

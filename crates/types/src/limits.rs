@@ -166,6 +166,34 @@ pub const SECRET_VALUE_MAX: usize = 8192;
 /// Longest host name, bytes.
 pub const HOST_NAME_MAX: usize = 253;
 
+/// Longest recipe of a template, bytes.
+pub const RECIPE_BYTES_MAX: usize = 256 * 1024;
+/// Instructions of one recipe.
+pub const RECIPE_INSTRUCTIONS_MAX: usize = 512;
+/// Steps of one recipe that change the machine: what runs, copies or makes a directory.
+pub const RECIPE_STEPS_MAX: usize = 128;
+/// Longest value in a recipe after its variables are put in, bytes.
+pub const RECIPE_VALUE_MAX: usize = 64 * 1024;
+/// Build arguments of one build.
+pub const BUILD_ARGUMENTS_MAX: usize = 128;
+/// Patterns of one `.dockerignore`.
+pub const IGNORE_PATTERNS_MAX: usize = 1024;
+/// Files, directories and links of a build's context.
+pub const CONTEXT_ENTRIES_MAX: usize = 200_000;
+/// Size of all that one recipe copies out of its context, bytes (8 GiB).
+pub const CONTEXT_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
+
+/// Layers of an image.
+pub const IMAGE_LAYERS_MAX: usize = 256;
+/// Largest manifest, index or configuration of an image, bytes.
+pub const IMAGE_DOCUMENT_MAX: u64 = 4 * 1024 * 1024;
+/// Size of all layers of an image as they are transferred, bytes (16 GiB).
+pub const IMAGE_TRANSFER_MAX: u64 = 16 * 1024 * 1024 * 1024;
+/// Size of all layers of an image when unpacked, bytes (32 GiB).
+pub const IMAGE_UNPACKED_MAX: u64 = 32 * 1024 * 1024 * 1024;
+/// Files, directories and links in all layers of an image.
+pub const IMAGE_ENTRIES_MAX: u64 = 4_000_000;
+
 const _: () = assert!(IDEMPOTENCY_RETENTION_MS >= 3600 * 1000);
 const _: () = assert!(FINISHED_RETENTION_MS >= IDEMPOTENCY_RETENTION_MS);
 const _: () = assert!(TTL_MIN_SECONDS <= TTL_DEFAULT_SECONDS && TTL_DEFAULT_SECONDS <= TTL_MAX_SECONDS);

@@ -13,6 +13,7 @@ mod faults;
 mod files;
 mod front_door;
 mod identity;
+mod images;
 mod jail;
 mod jobs;
 mod leases;

@@ -1,11 +1,13 @@
 //! `mainbrella template`: the images machines start from, in the data directory of this machine.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mainbrella_engine::image::oci::{Access, Credentials, OciError, Source};
 use mainbrella_engine::image::{Event, ImageError, ImageStore, Progress};
 use mainbrella_types::TemplateName;
 
@@ -41,6 +43,27 @@ enum Verb {
         #[arg(long, short)]
         verbose: bool,
     },
+    /// Make a template of an image of a container, from a registry or from this machine
+    Import {
+        /// What the template is called
+        #[arg(value_name = "NAME")]
+        name: TemplateName,
+        /// REGISTRY/NAME[:TAG][@DIGEST], or local:PATH[#IMAGE] for what `docker save` writes or an OCI layout
+        #[arg(value_name = "IMAGE")]
+        image: String,
+        /// A registry, as in IMAGE, that may be asked without TLS; those of this machine always may
+        #[arg(long, value_name = "REGISTRY")]
+        plain_http: Vec<String>,
+        /// Name to log in to the registry with
+        #[arg(long, value_name = "USER", requires = "password_file")]
+        user: Option<String>,
+        /// File with the password for it; `-` reads standard input
+        #[arg(long, value_name = "FILE", requires = "user")]
+        password_file: Option<PathBuf>,
+        /// Show what is said on the way
+        #[arg(long, short)]
+        verbose: bool,
+    },
     /// List templates: those of the service when it can be reached, else those in the data directory
     List,
     /// Remove a template. Machines made from it keep running
@@ -55,17 +78,23 @@ enum Verb {
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     match args.verb {
         Verb::Build { names, force, update_kernel, verbose } => {
-            let cancelled = Arc::new(AtomicBool::new(false));
-            let flag = cancelled.clone();
-            tokio::spawn(async move {
-                if tokio::signal::ctrl_c().await.is_ok() {
-                    flag.store(true, Ordering::Relaxed);
-                }
-            });
+            let cancelled = flag_at_interrupt();
             let context = context.clone();
             tokio::task::spawn_blocking(move || build(&context, &names, force, update_kernel, verbose, &cancelled))
                 .await
                 .map_err(|_| Failure::new(Exit::Failed, "internal", "the build broke off"))?
+        }
+        Verb::Import { name, image, plain_http, user, password_file, verbose } => {
+            let source: Source = image
+                .parse()
+                .map_err(|e: mainbrella_engine::image::oci::OciError| failure(&ImageError::Image(e), None))?;
+            let credentials = user.zip(password_file).map(|(user, file)| login(user, &file)).transpose()?;
+            let access = Access { plain: plain_http.into_iter().collect(), credentials };
+            let cancelled = flag_at_interrupt();
+            let context = context.clone();
+            tokio::task::spawn_blocking(move || import(&context, &name, &source, &access, verbose, &cancelled))
+                .await
+                .map_err(|_| Failure::new(Exit::Failed, "internal", "the import broke off"))?
         }
         Verb::List => list(context).await,
         Verb::Rm { name } => {
@@ -75,6 +104,72 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
                 .map_err(|_| Failure::new(Exit::Failed, "internal", "the removal broke off"))?
         }
     }
+}
+
+/// A flag that Ctrl-C sets.
+fn flag_at_interrupt() -> Arc<AtomicBool> {
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let flag = cancelled.clone();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            flag.store(true, Ordering::Relaxed);
+        }
+    });
+    cancelled
+}
+
+/// Longest password that is read, bytes.
+const PASSWORD_MAX: u64 = 64 * 1024;
+
+fn login(user: String, file: &Path) -> Result<Credentials, Failure> {
+    let unreadable = |e: std::io::Error| {
+        Failure::new(
+            Exit::Usage,
+            "invalid_request",
+            format!("the password could not be read from {}: {e}", file.display()),
+        )
+        .hint("Give a file that holds it, or `-` and the password on standard input.")
+    };
+    let mut password = String::new();
+    let read = if file == Path::new("-") {
+        std::io::stdin().lock().take(PASSWORD_MAX).read_to_string(&mut password)
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(PASSWORD_MAX).read_to_string(&mut password))
+    };
+    read.map_err(unreadable)?;
+    password.truncate(password.trim_end_matches(['\r', '\n']).len());
+    Ok(Credentials { user, password })
+}
+
+fn import(
+    context: &Context,
+    name: &TemplateName,
+    source: &Source,
+    access: &Access,
+    verbose: bool,
+    cancelled: &AtomicBool,
+) -> Result<u8, Failure> {
+    let store = ImageStore::open(&context.data_dir()?).map_err(|e| failure(&e, None))?;
+    let teller = Teller::new(context, verbose, cancelled, "kernel");
+    store.kernel(&teller).map_err(|e| failure(&e, Some(&teller)))?;
+    teller.end();
+    let teller = Teller::new(context, verbose, cancelled, name.as_str());
+    let image = store.import_template(name, source, access, &teller).map_err(|e| failure(&e, Some(&teller)))?;
+    let (_, took) = teller.end();
+    let from = image.image.as_ref().map(|i| i.digest.clone()).unwrap_or_default();
+    if context.output.json {
+        context.output.json(&serde_json::json!({
+            "name": name.as_str(), "digest": image.digest, "imageBytes": image.bytes, "sourceDigest": from,
+        }))?;
+    } else {
+        context.output.line(&format!(
+            "{name}  {}  {}  made in {} s",
+            size(image.bytes),
+            image.digest,
+            took.as_secs()
+        ))?;
+    }
+    Ok(0)
 }
 
 fn build(
@@ -121,7 +216,10 @@ fn failure(e: &ImageError, teller: Option<&Teller<'_>>) -> Failure {
     let (exit, code) = match e {
         ImageError::Cancelled => (Exit::Interrupted, "interrupted"),
         ImageError::NotBuilt(_) | ImageError::UnknownRecipe { .. } => (Exit::NotFound, "template_not_found"),
-        ImageError::Network { .. } => (Exit::Unavailable, "network"),
+        ImageError::Network { .. } | ImageError::Image(OciError::Unreachable { .. }) => (Exit::Unavailable, "network"),
+        ImageError::Image(OciError::Denied(_)) => (Exit::Auth, "denied"),
+        ImageError::Image(OciError::NotFound(_)) => (Exit::NotFound, "image_not_found"),
+        ImageError::Image(OciError::Name { .. }) | ImageError::NameTaken(_) => (Exit::Usage, "invalid_request"),
         _ => (Exit::Failed, "build_failed"),
     };
     // The first half of the sentence says what, the second what to do.

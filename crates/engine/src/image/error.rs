@@ -88,6 +88,15 @@ pub enum ImageError {
         /// What there is.
         known: String,
     },
+    /// A template that is made of an image may not be called so.
+    #[error("`{0}` is the name of a template that comes with this version; give this one another name")]
+    NameTaken(String),
+    /// Only root can lay out an image.
+    #[error("this user may not make templates of images; run as root")]
+    NotRoot,
+    /// The image of a container could not be had, or is not one that can be used.
+    #[error(transparent)]
+    Image(mainbrella_oci::OciError),
     /// A recipe breaks a rule.
     #[error("recipe `{name}` is not valid: {problem}")]
     BadRecipe {
@@ -152,6 +161,7 @@ impl ImageError {
             | Self::NotAllowed { detail }
             | Self::TimedOut { detail, .. }
             | Self::Tool { detail, .. } => Some(detail),
+            Self::Image(mainbrella_oci::OciError::Unreachable { detail, .. }) => Some(detail),
             _ => None,
         }
     }

@@ -8,6 +8,8 @@ mod apt;
 mod cpio;
 mod elf;
 mod error;
+mod furnish;
+mod import;
 mod initramfs;
 mod kernel;
 mod mirror;
@@ -26,7 +28,10 @@ pub use kernel::GuestKernel;
 pub use mirror::Mirror;
 pub use progress::{Event, Progress, Silent};
 pub use recipe::Recipe;
-pub use rootfs::{Package, TemplateImage};
+pub use rootfs::{ImageNote, Package, TemplateImage};
+
+/// Images of containers that templates can be made of.
+pub use mainbrella_oci as oci;
 
 use std::path::{Path, PathBuf};
 
@@ -165,6 +170,24 @@ impl ImageStore {
 
     fn fresh(&self, recipe: &Recipe) -> Option<TemplateImage> {
         rootfs::present(&self.data, &recipe.name).filter(|image| image.recipe_digest == recipe.digest)
+    }
+
+    /// Makes the root image of template `name` out of an image of a container. An older one stays in use until the new one takes
+    /// its place, whole.
+    ///
+    /// # Errors
+    /// [`ImageError`] says what to do.
+    pub fn import_template(
+        &self,
+        name: &TemplateName,
+        source: &oci::Source,
+        access: &oci::Access,
+        progress: &dyn Progress,
+    ) -> Result<TemplateImage, ImageError> {
+        let bench = Bench::take(&self.data, TEMPLATES, progress)?;
+        let image = import::build(&bench, &self.data, name, source, access, progress)?;
+        progress.event(Event::Finished { cached: false });
+        Ok(image)
     }
 
     /// The image of template `name`.

@@ -20,7 +20,7 @@ use super::tool::{self, Tool};
 use crate::machine::Language;
 
 /// Form of the manifest.
-const FORM: u32 = 1;
+pub(super) const FORM: u32 = 1;
 const BOOTSTRAP: Duration = Duration::from_secs(60 * 60);
 const TREE: Duration = Duration::from_secs(10 * 60);
 const PACK: Duration = Duration::from_secs(20 * 60);
@@ -88,6 +88,20 @@ pub struct TemplateImage {
     pub packages: Vec<Package>,
     /// When it was made, milliseconds since 1970.
     pub created_ms: i64,
+    /// The image of a container it was made of.
+    pub image: Option<ImageNote>,
+}
+
+/// What a template that was made of an image of a container remembers of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageNote {
+    /// What it was called.
+    pub name: String,
+    /// Its digest.
+    pub digest: String,
+    /// How it says it is run.
+    pub config: mainbrella_oci::ImageConfig,
 }
 
 impl TemplateImage {
@@ -101,16 +115,18 @@ impl TemplateImage {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Manifest {
-    form: u32,
-    name: String,
-    description: String,
-    digest: String,
-    bytes: u64,
-    recipe_digest: String,
-    suite: String,
-    created_ms: i64,
-    packages: Vec<Package>,
+pub(super) struct Manifest {
+    pub(super) form: u32,
+    pub(super) name: String,
+    pub(super) description: String,
+    pub(super) digest: String,
+    pub(super) bytes: u64,
+    pub(super) recipe_digest: String,
+    pub(super) suite: String,
+    pub(super) created_ms: i64,
+    pub(super) packages: Vec<Package>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) image: Option<ImageNote>,
 }
 
 pub(super) fn place(data: &Path, name: &TemplateName) -> PathBuf {
@@ -124,7 +140,7 @@ pub(super) fn present(data: &Path, name: &TemplateName) -> Option<TemplateImage>
     let rootfs = dir.join("rootfs.erofs");
     let bytes = fs::metadata(&rootfs).ok()?.len();
     let whole = manifest.form == FORM && manifest.name == name.as_str() && manifest.bytes == bytes;
-    let Manifest { description, digest, recipe_digest, packages, created_ms, .. } = manifest;
+    let Manifest { description, digest, recipe_digest, packages, created_ms, image, .. } = manifest;
     whole.then(|| TemplateImage {
         name: name.clone(),
         description,
@@ -134,6 +150,7 @@ pub(super) fn present(data: &Path, name: &TemplateName) -> Option<TemplateImage>
         recipe_digest,
         packages,
         created_ms,
+        image,
     })
 }
 
@@ -147,7 +164,7 @@ pub(super) fn list(data: &Path) -> Vec<TemplateImage> {
 }
 
 /// Whether this process is root of its user namespace.
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -270,21 +287,7 @@ fn build_in(
     let packages = installed(&status);
 
     progress.event(Event::Step("Packing the image"));
-    fs::write(stage.join("rootfs.erofs"), []).map_err(io("making the image file"))?;
-    fs::set_permissions(stage.join("rootfs.erofs"), fs::Permissions::from_mode(0o666))
-        .map_err(io("making the image file"))?;
-    packer(bench)?
-        .args(["--quiet", COMPRESSION])
-        .arg(format!("-U{}", uuid(&recipe.digest)))
-        .args(["rootfs.erofs", TREE_DIR])
-        .env("SOURCE_DATE_EPOCH", &epoch)
-        .dir(&stage)
-        .run(progress)?;
-    let image = made.join("rootfs.erofs");
-    fs::rename(stage.join("rootfs.erofs"), &image).map_err(io("taking the image"))?;
-    if !is_erofs(&image) {
-        return Err(ImageError::malformed("mkfs.erofs did not write an erofs image"));
-    }
+    let image = pack(bench, &stage, &made, &recipe.digest, &epoch, progress)?;
     let manifest = Manifest {
         form: FORM,
         name: recipe.name.to_string(),
@@ -295,10 +298,40 @@ fn build_in(
         suite: SUITE.to_owned(),
         created_ms: shelf::now_ms(),
         packages,
+        image: None,
     };
     shelf::write_json(&made.join("manifest.json"), &manifest)?;
     bench.publish(&made, &place(data, &recipe.name))?;
     present(data, &recipe.name).ok_or_else(|| ImageError::malformed("the image was not found after it was made"))
+}
+
+/// Packs the tree in `stage` into an image in `made`. No time in it is later than `epoch`, seconds since 1970: the same tree makes
+/// the same image. `digest` is of what it was made of.
+pub(super) fn pack(
+    bench: &Bench,
+    stage: &Path,
+    made: &Path,
+    digest: &str,
+    epoch: &str,
+    progress: &dyn Progress,
+) -> Result<PathBuf, ImageError> {
+    let io = |what: &'static str| move |e: std::io::Error| ImageError::io(what, e);
+    fs::write(stage.join("rootfs.erofs"), []).map_err(io("making the image file"))?;
+    fs::set_permissions(stage.join("rootfs.erofs"), fs::Permissions::from_mode(0o666))
+        .map_err(io("making the image file"))?;
+    packer(bench)?
+        .args(["--quiet", COMPRESSION])
+        .arg(format!("-U{}", uuid(digest)))
+        .args(["rootfs.erofs", TREE_DIR])
+        .env("SOURCE_DATE_EPOCH", epoch)
+        .dir(stage)
+        .run(progress)?;
+    let image = made.join("rootfs.erofs");
+    fs::rename(stage.join("rootfs.erofs"), &image).map_err(io("taking the image"))?;
+    if !is_erofs(&image) {
+        return Err(ImageError::malformed("mkfs.erofs did not write an erofs image"));
+    }
+    Ok(image)
 }
 
 fn bootstrap(
@@ -393,7 +426,7 @@ fn open_to_all(dir: &Path) -> std::io::Result<()> {
 }
 
 /// The packages a dpkg status file says are installed, by name.
-fn installed(status: &str) -> Vec<Package> {
+pub(super) fn installed(status: &str) -> Vec<Package> {
     let field = |stanza: &str, name: &str| {
         stanza.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": ")).map(|v| v.trim().to_owned())
     };
@@ -520,6 +553,7 @@ mod tests {
             suite: SUITE.into(),
             created_ms: 1,
             packages: vec![],
+            image: None,
         };
         shelf::write_json(&dir.join("manifest.json"), &manifest).expect("write");
     }

@@ -78,6 +78,7 @@ impl Bench {
         for entry in entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(&prefix)) {
             refuse_mounts(&entry.path())?;
             super::rootfs::remove_tree(self, &entry.path(), &Silent)?;
+            super::import::clear(&entry.path().join(super::rootfs::STAGE))?;
             remove(&entry.path()).map_err(|e| ImageError::io("removing what an unfinished build left", e))?;
         }
         Ok(())

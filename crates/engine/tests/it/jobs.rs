@@ -23,7 +23,14 @@ use crate::{Bench, START};
 fn real() -> FakeDriver {
     FakeDriver::default().with_guests(Arc::new(|| {
         let reaper = Reaper::start(ReapMode::Known).expect("reaper");
-        Agent::new(AgentOptions { authority: Authority::Process, reaper, cgroup: None, pending: None }).service()
+        Agent::new(AgentOptions {
+            authority: Authority::Process,
+            reaper,
+            cgroup: None,
+            defaults: mainbrella_guest::Defaults::default(),
+            pending: None,
+        })
+        .service()
     }))
 }
 

@@ -18,7 +18,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::{Agent, AgentOptions, Authority, ReapMode, Reaper, UserCgroup, port};
+use crate::{Agent, AgentOptions, Authority, Defaults, ReapMode, Reaper, UserCgroup, port};
 
 pub use later::PendingRoot;
 
@@ -73,6 +73,8 @@ pub fn run() -> Result<(), BootError> {
         None
     };
     idle::settle();
+    // They are the template's; before its root is entered, that is where it is mounted.
+    let defaults = Defaults::of(Path::new(if pending.is_some() { root::LOWER } else { "/" }));
     let cgroup = UserCgroup::create(Path::new("/sys/fs/cgroup"), "user").step("the cgroup `user`")?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -84,7 +86,8 @@ pub fn run() -> Result<(), BootError> {
         .step("the runtime")?;
     runtime.block_on(async {
         let reaper = Reaper::start(ReapMode::All).step("SIGCHLD")?;
-        let agent = Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup), pending });
+        let agent =
+            Agent::new(AgentOptions { authority: Authority::Machine, reaper, cgroup: Some(cgroup), pending, defaults });
         let path = wait_for_port(DEVICE_MOST).step("the virtio port `agent`")?;
         let opened = port::open(&path).step(path.display().to_string())?;
         println!("mainbrella-guest ready");

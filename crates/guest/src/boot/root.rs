@@ -8,6 +8,8 @@ use rustix::mount::{MountFlags, mount, mount_move};
 use super::{BootError, Step};
 
 const NEW_ROOT: &CStr = c"/newroot";
+/// Where the template's image is mounted.
+pub(super) const LOWER: &str = "/lower";
 
 fn make_dir(path: &str) -> Result<(), BootError> {
     match std::fs::create_dir_all(path) {
@@ -36,7 +38,7 @@ fn name(path: &Path) -> String {
 
 /// Mounts the template's image.
 pub(super) fn mount_lower(lower: &Path) -> Result<(), BootError> {
-    mount_at(&name(lower), "/lower", "erofs", MountFlags::RDONLY, c"")
+    mount_at(&name(lower), LOWER, "erofs", MountFlags::RDONLY, c"")
 }
 
 /// What processes of the user are kept in; goes along with `/sys`.

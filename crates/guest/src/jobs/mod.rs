@@ -11,6 +11,7 @@ mod stdin;
 mod tests;
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -45,11 +46,12 @@ struct Inner {
     budget: Arc<Budget>,
     leftovers: Arc<Semaphore>,
     births: AtomicU64,
+    cwd: Option<CString>,
 }
 
 impl Jobs {
-    /// An empty table. Jobs are moved to `cgroup` where there is one.
-    pub(crate) fn new(reaper: Reaper, cgroup: Option<UserCgroup>) -> Self {
+    /// An empty table. Jobs are moved to `cgroup` where there is one, and begin in `cwd` where that is.
+    pub(crate) fn new(reaper: Reaper, cgroup: Option<UserCgroup>, cwd: Option<CString>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 table: Mutex::default(),
@@ -58,6 +60,7 @@ impl Jobs {
                 budget: Arc::new(Budget::of_this_machine()),
                 leftovers: Arc::new(Semaphore::new(LEFTOVERS_MAX)),
                 births: AtomicU64::new(0),
+                cwd,
             }),
         }
     }
@@ -79,7 +82,7 @@ impl Jobs {
         if let Some(job) = self.table().get(&request.job_id) {
             return Ok(job.clone());
         }
-        let checked = request::check(request, base_env)?;
+        let checked = request::check(request, base_env, self.inner.cwd.as_deref())?;
         let mut table = self.table();
         if let Some(job) = table.get(&checked.id) {
             return Ok(job.clone());

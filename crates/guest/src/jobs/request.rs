@@ -1,7 +1,7 @@
 //! A job request, checked: nothing after this meets an empty argv, a NUL or an endless environment.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 use connectrpc::ConnectError;
@@ -30,8 +30,12 @@ fn invalid(message: &'static str) -> ConnectError {
     ConnectError::invalid_argument(message)
 }
 
-/// Checks `request`; `base_env` is what `Configure` set.
-pub(crate) fn check(request: pb::StartJobRequest, base_env: &HashMap<String, String>) -> Result<Checked, ConnectError> {
+/// Checks `request`; `base_env` is what `Configure` set, `base_cwd` what the image says.
+pub(crate) fn check(
+    request: pb::StartJobRequest,
+    base_env: &HashMap<String, String>,
+    base_cwd: Option<&CStr>,
+) -> Result<Checked, ConnectError> {
     let id = request.job_id;
     if id.is_empty() || id.len() > JOB_ID_MAX || !id.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(invalid("job_id: 1 to 64 visible ASCII characters"));
@@ -51,7 +55,7 @@ pub(crate) fn check(request: pb::StartJobRequest, base_env: &HashMap<String, Str
         return Err(invalid("cwd: an absolute path of at most 4095 bytes"));
     }
     let cwd = if request.cwd.is_empty() {
-        default_cwd()
+        default_cwd(base_cwd)
     } else {
         CString::new(request.cwd).map_err(|_| invalid("cwd: NUL in the path"))?
     };
@@ -107,8 +111,8 @@ pub(crate) fn size_of(size: &pb::PtySize) -> Result<TerminalSize, ConnectError> 
     }
 }
 
-fn default_cwd() -> CString {
-    for dir in [c"/workspace", c"/root"] {
+fn default_cwd(base: Option<&CStr>) -> CString {
+    for dir in base.into_iter().chain([c"/workspace", c"/root"]) {
         let stat = rustix::fs::stat(dir);
         if stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()) {
             return dir.to_owned();

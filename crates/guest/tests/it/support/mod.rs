@@ -10,7 +10,13 @@ use mainbrella_guest_protocol::{GuestClient, LinkOptions, connect, guest_side, p
 /// An agent served over a pipe in memory.
 pub async fn in_process() -> GuestClient {
     let reaper = Reaper::start(ReapMode::Known).unwrap();
-    let agent = Agent::new(AgentOptions { authority: Authority::Process, reaper, cgroup: None, pending: None });
+    let agent = Agent::new(AgentOptions {
+        authority: Authority::Process,
+        reaper,
+        cgroup: None,
+        defaults: mainbrella_guest::Defaults::default(),
+        pending: None,
+    });
     attach(&agent).await
 }
 

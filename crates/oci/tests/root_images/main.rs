@@ -1,0 +1,6 @@
+//! Images from files and registries, as root: every file of what comes out is what the layers hold.
+#![allow(clippy::unwrap_used)]
+
+mod archives;
+mod registries;
+mod support;
