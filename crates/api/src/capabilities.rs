@@ -379,6 +379,32 @@ limits! {
     snapshot_ttl_max_seconds = SNAPSHOT_TTL_MAX_SECONDS;
     /// Shortest.
     snapshot_ttl_min_seconds = SNAPSHOT_TTL_MIN_SECONDS;
+    /// Longest recipe of a template.
+    recipe_max_bytes = RECIPE_BYTES_MAX;
+    /// Instructions of one recipe.
+    recipe_instructions_max = RECIPE_INSTRUCTIONS_MAX;
+    /// Steps of one recipe that change the machine: what runs, copies or makes a directory.
+    recipe_steps_max = RECIPE_STEPS_MAX;
+    /// Longest value in a recipe after its variables are put in.
+    recipe_value_max_bytes = RECIPE_VALUE_MAX;
+    /// Build arguments of one build.
+    build_arguments_max = BUILD_ARGUMENTS_MAX;
+    /// Patterns of one `.dockerignore`.
+    ignore_patterns_max = IGNORE_PATTERNS_MAX;
+    /// Files, directories and links of a build's context.
+    context_entries_max = CONTEXT_ENTRIES_MAX;
+    /// Size of all that one recipe copies out of its context.
+    context_max_bytes = CONTEXT_BYTES_MAX;
+    /// Layers of an image.
+    image_layers_max = IMAGE_LAYERS_MAX;
+    /// Largest manifest, index or configuration of an image.
+    image_document_max_bytes = IMAGE_DOCUMENT_MAX;
+    /// Size of all layers of an image as they are transferred, 16 GiB.
+    image_transfer_max_bytes = IMAGE_TRANSFER_MAX;
+    /// Size of all layers of an image when unpacked, 32 GiB.
+    image_unpacked_max_bytes = IMAGE_UNPACKED_MAX;
+    /// Files, directories and links in all layers of an image.
+    image_entries_max = IMAGE_ENTRIES_MAX;
     /// Secrets of one machine.
     secrets_max = SECRETS_MAX;
     /// Longest name of a secret.

@@ -310,7 +310,7 @@ async fn capabilities_say_what_the_driver_says_and_nothing_more() {
     let events = s.post("/v1/machines/x/events", json!({})).await;
     assert_eq!(events.code(), "not_found", "what is false is not there");
     let powers = c["persistence"].as_object().unwrap();
-    assert!(powers.len() == 5 && powers.values().all(|v| v == true), "{powers:?}");
+    assert!(powers.len() == 6 && powers.values().all(|v| v == true), "{powers:?}");
     assert!(
         c["files"].as_object().unwrap().values().all(|v| v == true),
         "every verb of files is there: {}",
