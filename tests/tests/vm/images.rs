@@ -14,11 +14,11 @@ fn sha(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// A file as it went in: path, mode, content.
-type Listed = (String, u32, Vec<u8>);
+/// Path, permissions and content of a file.
+type Has = (String, u32, Vec<u8>);
 
-/// A layer on its way, and what it has: path, permissions, content.
-struct Layer(tar::Builder<Vec<u8>>, Vec<(String, u32, Vec<u8>)>);
+/// A layer on its way, and what it has.
+struct Layer(tar::Builder<Vec<u8>>, Vec<Has>);
 
 impl Layer {
     fn new() -> Self {
@@ -54,13 +54,13 @@ impl Layer {
         self.put(path, EntryType::Symlink, 0o777, b"", to)
     }
 
-    fn end(self) -> (Vec<u8>, Vec<Listed>) {
+    fn end(self) -> (Vec<u8>, Vec<Has>) {
         (self.0.into_inner().expect("written"), self.1)
     }
 }
 
 /// Debian's busybox and a program of ours, as `docker save` writes an image of two layers; and the files it has at the end.
-fn image(to: &Path) -> Vec<(String, u32, Vec<u8>)> {
+fn image(to: &Path) -> Vec<Has> {
     let busybox = fs::read("/bin/busybox").expect("busybox-static is installed; `./run test` does that");
     let mut below = Layer::new().dir("bin").dir("etc").dir("srv").dir("srv/app").file("bin/busybox", 0o755, &busybox);
     for name in ["sh", "cat", "ls", "id", "sha256sum", "stat", "env", "mkdir", "sleep", "httpd", "wget"] {
