@@ -4,7 +4,8 @@
 //! disk; what was its overlay goes to [`super::disks`], where source and children read it. Then the source goes on, and
 //! each child is made like any other machine, but from that. Nothing of the copy of memory outlives the call.
 //!
-//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many cannot be forked again.
+//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many is not forked before they are put together
+//! ([`super::flatten`]).
 //!
 //! The fresh overlay is `disk.next.qcow2` beside `layers.next.json` until QEMU writes to it; then both get their names. QEMU
 //! alone knows on which side of that moment a service died: the disk's uppermost node is named after the layer below it.
@@ -135,8 +136,8 @@ impl Inner {
         let files = blocking(move || {
             let mut layers = disks::read(&place).map_err(io)?;
             if layers.len() >= LAYERS_MAX {
-                return Err(DriverError::Unsupported(format!(
-                    "the machine's disk has been through {LAYERS_MAX} forks, which is as many as can be"
+                return Err(DriverError::Exhausted(format!(
+                    "the machine's disk has been through {LAYERS_MAX} forks and is not put together yet"
                 )));
             }
             layers.push(disk.clone());

@@ -10,6 +10,7 @@ mod capture;
 pub mod command_line;
 pub mod delta;
 mod disks;
+mod flatten;
 pub mod folder;
 mod fork;
 pub mod freeze;
@@ -30,7 +31,7 @@ pub mod tsc;
 pub mod uids;
 pub mod vmm;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -123,6 +124,8 @@ pub(crate) struct Inner {
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
     pool: Arc<Pool>,
     disks: Disks,
+    /// Machines whose disks are being flattened.
+    flattening: Mutex<HashSet<GenerationKey>>,
     /// Why the data directory's file system cannot keep paused machines. `None`: it can.
     keeps_nothing: Option<String>,
     cool_after: Duration,
@@ -298,6 +301,7 @@ impl MicroVm {
             locks: Mutex::default(),
             cool_after: config.cool_after,
             full_patience: config.full_patience,
+            flattening: Mutex::default(),
             sweeper: Mutex::default(),
             _uids: taken,
         });
@@ -517,7 +521,10 @@ impl Driver for MicroVm {
 
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
         Ok(match self.inner.adopt(key, egress).await? {
-            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner))),
+            Found::Running(machine) => {
+                self.inner.flatten_soon(&machine);
+                Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner)))
+            }
             Found::Paused => Adoption::Paused,
             Found::Dead(why) => Adoption::Dead(why),
             Found::Absent => Adoption::Absent,
@@ -533,7 +540,12 @@ impl Driver for MicroVm {
         self.report().enforces(&egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         let (inner, key, egress) = (self.inner.clone(), *key, egress.clone());
         let machine = detached(async move { inner.resume(&key, &egress).await }).await?;
+        self.inner.flatten_soon(&machine);
         Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
+    }
+
+    async fn ready_to_fork(&self, source: &GenerationKey) -> Result<(), DriverError> {
+        self.inner.ready_to_fork(source).await
     }
 
     async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
@@ -541,7 +553,14 @@ impl Driver for MicroVm {
             self.report().enforces(&child.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         }
         let (inner, source, children) = (self.inner.clone(), *source, children.to_vec());
-        let made = detached(async move { inner.fork(&source, &children).await }).await?;
+        let made = detached(async move { inner.fork(&source, &children).await });
+        let made = made.await;
+        let grown = self.inner.machines().get(&source).cloned();
+        let children = made.iter().flat_map(|made| made.children.iter().flatten()).cloned();
+        for machine in children.chain(grown) {
+            self.inner.flatten_soon(&machine);
+        }
+        let made = made?;
         let instance = |machine| Box::new(MicroVmInstance::new(machine, &self.inner)) as Box<dyn Instance>;
         let children = made.children.into_iter().map(|child| child.map(instance)).collect();
         let (memory_bytes, device_bytes, still_ms) = (made.memory_bytes, made.device_bytes, made.still_ms);
