@@ -202,6 +202,13 @@ pub trait Driver: Send + Sync {
         Err(DriverError::Unsupported("this driver cannot resume machines".to_owned()))
     }
 
+    /// Waits, for a bounded time, until a running machine can be copied; it goes on meanwhile. For what has to be made ready before
+    /// [`Self::fork`].
+    async fn ready_to_fork(&self, source: &GenerationKey) -> Result<(), DriverError> {
+        let _ = source;
+        Ok(())
+    }
+
     /// Makes copies of a running machine, which stands still only as long as it takes to copy what is its own. Whoever calls
     /// has quiesced the guest and closed the link, and configures source and children afterwards. `Err`: there are no
     /// children, and the source goes on.

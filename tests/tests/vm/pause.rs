@@ -241,7 +241,7 @@ async fn drawn(m: &Machine, name: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_children_of_warm_programs_draw_numbers_of_their_own_and_the_receipt_says_what_was_done() {
+async fn two_children_of_warm_python_programs_draw_numbers_of_their_own_and_the_receipt_says_what_was_done() {
     let mut service = Service::start().await;
     let python = service.machine().await;
     python.write("/workspace/warm.py", WARM).await.expect("written");
@@ -283,7 +283,14 @@ async fn two_children_of_warm_programs_draw_numbers_of_their_own_and_the_receipt
         "the kernel's numbers are fresh when hooks run"
     );
 
+    service.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_children_of_a_warm_node_program_draw_numbers_of_their_own() {
+    let mut service = Service::start().await;
     let mut body = mainbrella_client::api::CreateMachine::new("node");
+    let two = ForkMachine { count: Some(2), ..ForkMachine::default() };
     body.size = "small".to_owned();
     let node = service.create(&body).await.expect("made");
     node.write("/workspace/warm.js", WARM_NODE).await.expect("written");

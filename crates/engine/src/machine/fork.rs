@@ -32,6 +32,9 @@ impl Actor {
         }
         let link = self.shared.link.get().cloned().ok_or_else(|| not_running(self.record.state, None))?;
         self.shared.gate.touch();
+        // Before its processes stand still: this may take a while.
+        let ready = self.world.driver.ready_to_fork(&self.record.key).await;
+        ready.map_err(|e| told(e.into(), "the machine could not be copied"))?;
         let made = async {
             quiet(&link, false).await?;
             // What the guest says from here on, each of its copies says, too.

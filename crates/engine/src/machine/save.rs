@@ -62,6 +62,8 @@ impl Actor {
         }
         let link = self.shared.link.get().cloned().ok_or_else(|| not_running(self.record.state, None))?;
         self.shared.gate.touch();
+        // Before its processes stand still: this may take a while.
+        self.world.driver.ready_to_fork(&self.record.key).await.map_err(|e| told(e.into(), FAILED))?;
         let saved = async {
             quiet(&link, true).await?;
             if order.kind == SnapshotKind::Full {

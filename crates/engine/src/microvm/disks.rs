@@ -69,6 +69,15 @@ pub(super) fn write(place: &Path, layers: &[String]) -> io::Result<()> {
     if layers.is_empty() { Ok(()) } else { write_file(place, LAYERS, layers) }
 }
 
+/// It names none any more, and that is on disk.
+///
+/// # Errors
+/// When the file cannot be removed.
+pub(super) fn clear(place: &Path) -> io::Result<()> {
+    gone_is_fine(fs::remove_file(place.join(LAYERS)))?;
+    File::open(place)?.sync_all()
+}
+
 /// Writes those that it will name when the fork is done.
 ///
 /// # Errors

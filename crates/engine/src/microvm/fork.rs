@@ -5,7 +5,8 @@
 //! each child is made like any other machine, but from that. Nothing of the copy of memory outlives the call. A save
 //! ([`super::save`]) is the same without children, and is kept.
 //!
-//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many can be neither forked nor saved again.
+//! A disk has at most [`LAYERS_MAX`] former overlays: a machine that has as many is neither forked nor saved before they are put together
+//! ([`super::flatten`]).
 //!
 //! The fresh overlay is `disk.next.qcow2` beside `layers.next.json` until QEMU writes to it; then both get their names. QEMU
 //! alone knows on which side of that moment a service died: the disk's uppermost node is named after the layer below it.
@@ -158,8 +159,8 @@ impl Inner {
         let files = blocking(move || {
             let mut layers = disks::read(&place).map_err(io)?;
             if layers.len() >= LAYERS_MAX {
-                return Err(DriverError::Unsupported(format!(
-                    "the machine's disk has been through {LAYERS_MAX} forks and saves, which is as many as can be"
+                return Err(DriverError::Exhausted(format!(
+                    "the machine's disk has been through {LAYERS_MAX} forks and saves and is not put together yet"
                 )));
             }
             layers.push(disk.clone());

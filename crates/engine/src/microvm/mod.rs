@@ -11,6 +11,7 @@ mod collect;
 pub mod command_line;
 pub mod delta;
 mod disks;
+mod flatten;
 pub mod folder;
 mod fork;
 pub mod freeze;
@@ -33,7 +34,7 @@ pub mod tsc;
 pub mod uids;
 pub mod vmm;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -131,6 +132,8 @@ pub(crate) struct Inner {
     disks: Disks,
     /// Digests of what snapshots are made of.
     known: saved::Known,
+    /// Machines whose disks are being flattened.
+    flattening: Mutex<HashSet<GenerationKey>>,
     /// Why the data directory's file system cannot keep paused machines. `None`: it can.
     keeps_nothing: Option<String>,
     cool_after: Duration,
@@ -310,6 +313,7 @@ impl MicroVm {
             locks: Mutex::default(),
             cool_after: config.cool_after,
             full_patience: config.full_patience,
+            flattening: Mutex::default(),
             sweeper: Mutex::default(),
             _uids: taken,
         });
@@ -536,13 +540,20 @@ impl Driver for MicroVm {
     async fn launch(&self, order: &LaunchOrder) -> Result<Box<dyn Instance>, DriverError> {
         self.report().enforces(&order.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         let (inner, order) = (self.inner.clone(), order.clone());
+        let saved = order.snapshot.is_some();
         let machine = detached(async move { inner.launch(&order).await }).await?;
+        if saved {
+            self.inner.flatten_soon(&machine);
+        }
         Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
     }
 
     async fn adopt(&self, key: &GenerationKey, egress: &EgressOrder) -> Result<Adoption, DriverError> {
         Ok(match self.inner.adopt(key, egress).await? {
-            Found::Running(machine) => Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner))),
+            Found::Running(machine) => {
+                self.inner.flatten_soon(&machine);
+                Adoption::Running(Box::new(MicroVmInstance::new(machine, &self.inner)))
+            }
             Found::Paused => Adoption::Paused,
             Found::Dead(why) => Adoption::Dead(why),
             Found::Absent => Adoption::Absent,
@@ -558,7 +569,12 @@ impl Driver for MicroVm {
         self.report().enforces(&egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         let (inner, key, egress) = (self.inner.clone(), *key, egress.clone());
         let machine = detached(async move { inner.resume(&key, &egress).await }).await?;
+        self.inner.flatten_soon(&machine);
         Ok(Box::new(MicroVmInstance::new(machine, &self.inner)))
+    }
+
+    async fn ready_to_fork(&self, source: &GenerationKey) -> Result<(), DriverError> {
+        self.inner.ready_to_fork(source).await
     }
 
     async fn fork(&self, source: &GenerationKey, children: &[ForkOrder]) -> Result<Forked, DriverError> {
@@ -566,7 +582,14 @@ impl Driver for MicroVm {
             self.report().enforces(&child.egress.policy).map_err(|why| DriverError::Unsupported(why.to_owned()))?;
         }
         let (inner, source, children) = (self.inner.clone(), *source, children.to_vec());
-        let made = detached(async move { inner.fork(&source, &children).await }).await?;
+        let made = detached(async move { inner.fork(&source, &children).await });
+        let made = made.await;
+        let grown = self.inner.machines().get(&source).cloned();
+        let children = made.iter().flat_map(|made| made.children.iter().flatten()).cloned();
+        for machine in children.chain(grown) {
+            self.inner.flatten_soon(&machine);
+        }
+        let made = made?;
         let instance = |machine| Box::new(MicroVmInstance::new(machine, &self.inner)) as Box<dyn Instance>;
         let children = made.children.into_iter().map(|child| child.map(instance)).collect();
         let (memory_bytes, device_bytes, still_ms) = (made.memory_bytes, made.device_bytes, made.still_ms);
@@ -575,7 +598,12 @@ impl Driver for MicroVm {
 
     async fn save(&self, key: &GenerationKey, order: &SaveOrder) -> Result<Saving, DriverError> {
         let (inner, key, order) = (self.inner.clone(), *key, *order);
-        detached(async move { inner.save(&key, &order).await }).await
+        let saving = detached(async move { inner.save(&key, &order).await }).await;
+        let machine = self.inner.machines().get(&key).cloned();
+        if let Some(machine) = machine {
+            self.inner.flatten_soon(&machine);
+        }
+        saving
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotKey>, DriverError> {

@@ -64,7 +64,9 @@ impl Inner {
             detail: "its control channel is lost".to_owned(),
         })?;
         capture::running(&qmp).await?;
+        self.stop_flattening(&qmp).await?;
         self.settle_disk(key, &qmp, &machine.folder).await?;
+        self.settle_layers(key, &qmp, &machine.folder).await?;
         Ok((machine, qmp))
     }
 
