@@ -112,7 +112,7 @@ pub struct Reseeded {
     pub hooks: Vec<ReseedHook>,
     /// Processes that had registered to seed generators of their own.
     pub registered: u32,
-    /// Those of them that did it within two seconds.
+    /// Those of them that did it within five seconds.
     pub acknowledged: u32,
 }
 

@@ -29,7 +29,7 @@ const HOOK_MOST: Duration = Duration::from_secs(3);
 /// Longest time of all hooks together.
 const HOOKS_MOST: Duration = Duration::from_secs(8);
 /// Longest wait for the answers of registered processes, all together.
-const ANSWERS_MOST: Duration = Duration::from_secs(2);
+const ANSWERS_MOST: Duration = Duration::from_secs(5);
 /// Registered processes that are told; those beyond are counted, and not told.
 const TOLD_MAX: usize = 64;
 /// Entries of a folder that are looked at.

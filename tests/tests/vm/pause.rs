@@ -228,8 +228,16 @@ fs.writeFileSync(me + '.ready', '');
 
 async fn warm(m: &Machine, command: &str, name: &str) {
     m.sh(&format!("setsid -f {command} {name} >/tmp/{name}.log 2>&1 </dev/null")).await;
-    let ready = format!("test -e /tmp/{name}.ready; echo $?; cat /tmp/{name}.log");
-    host::until("the program is warm", PATIENCE, async || m.sh(&ready).await.text().starts_with("0\n")).await;
+    let look = format!("test -e /tmp/{name}.ready; echo $?; cat /tmp/{name}.log");
+    let mut seen = String::new();
+    for _ in 0..240 {
+        seen = m.sh(&look).await.text();
+        if seen.starts_with("0\n") {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    panic!("{command} {name} is not warm: {seen}");
 }
 
 /// What a warm program says, as its words.
