@@ -71,9 +71,9 @@ fn states_have_the_names_of_the_vocabulary_in_both_directions() {
 
 #[test]
 fn a_machine_looks_as_documented() {
-    let text = r#"{"id":"a","createdAt":"2026-10-08T12:00:00.000Z","state":"failed","forkedFrom":"b@2026-10-08T11:00:00.000Z","catalogId":"python","size":"small",
+    let text = r#"{"id":"a","createdAt":"2026-10-08T12:00:00.000Z","state":"failed","forkedFrom":"b@2026-10-08T11:00:00.000Z","restoredFrom":"s-0123456789abcdef0123456789abcdef","catalogId":"python","size":"small",
         "internet":true,"egress":{"policy":"allow-list","rules":["a.example"],"dryRun":true},"metadata":{"k":"v"},"isolation":"emulated","limits":{"memoryMib":1024,"vcpus":1,"diskMib":8192},
-        "hardDeadlineMs":5,"idleTimeoutSeconds":null,"idleDeadlineMs":null,"startedAtMs":1,"endedAtMs":2,
+        "hardDeadlineMs":5,"idleTimeoutSeconds":null,"onIdle":"pause","autoResume":true,"idleDeadlineMs":null,"startedAtMs":1,"endedAtMs":2,
         "reason":{"code":"vmm_died","message":"m"},
         "capabilities":{"commands":true,"files":true,"internet":false,"previews":false,"memorySnapshot":false,"pauseResume":false,"fork":false}}"#;
     let value: serde_json::Value = serde_json::from_str(text).expect("JSON");

@@ -284,8 +284,8 @@ async fn with_a_byte_changed<T>(path: &Path, work: impl Future<Output = T>) -> T
 #[tokio::test(flavor = "multi_thread")]
 async fn a_save_that_fails_or_is_cut_off_leaves_the_machine_and_nothing_else() {
     let t = tempfile::tempdir().expect("temp dir");
-    let small = SmallDisk::mount(t.path(), 600);
-    link_frozen(t.path());
+    // With frozen templates of its own: none is made on another file system than it is to be on.
+    let small = SmallDisk::mount(t.path(), 1000);
     let c = config(t.path(), 0);
     let driver = open(&c).await;
     let (key, machine, guest) = launch(&driver, None).await;

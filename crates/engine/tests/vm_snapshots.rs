@@ -186,11 +186,13 @@ async fn a_pause_that_finds_the_host_full_leaves_the_machine_running() {
     assert!(!place.join("paused").exists() && !place.join("paused.new").exists(), "nothing of it is left");
     let guest = client(&*machine).await;
     let rounds = rounds_after(&guest, rounds).await;
-    // Nor can it be forked.
+    // Nor can it be forked, once there is not even room for a disk.
     quiesce(guest).await;
+    let filler = disk.fill();
     let child = ForkOrder { key: order().key, egress: egress() };
     let full = driver.fork(&o.key, std::slice::from_ref(&child)).await.err();
     assert!(matches!(full, Some(DriverError::HostFull)), "{full:?}");
+    drop(filler);
     for dir in ["disks", "tmp", "waiting"] {
         assert_eq!(std::fs::read_dir(t.path().join(dir)).expect("list").count(), 0, "{dir}");
     }

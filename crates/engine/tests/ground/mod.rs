@@ -160,6 +160,16 @@ impl SmallDisk {
         Self(at.to_owned())
     }
 
+    /// Takes all that is free, until what is returned is dropped.
+    pub fn fill(&self) -> std::fs::File {
+        use std::io::Write;
+        let mut file = tempfile::tempfile_in(&self.0).expect("a file");
+        for piece in [1 << 20, 4096] {
+            while file.write_all(&vec![1; piece]).is_ok() {}
+        }
+        file
+    }
+
     pub fn grow(&self, mib: u32) {
         use rustix::mount::{MountFlags, mount_remount};
         let options = std::ffi::CString::new(format!("size={mib}m")).expect("text");
