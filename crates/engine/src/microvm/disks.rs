@@ -88,9 +88,14 @@ pub(super) fn write_next(place: &Path, layers: &[String]) -> io::Result<()> {
 
 fn write_file(place: &Path, name: &str, layers: &[String]) -> io::Result<()> {
     let half = place.join("layers.json.half");
-    fs::write(&half, serde_json::to_vec(&Named { version: VERSION, layers: layers.to_vec() })?)?;
-    File::open(&half)?.sync_all()?;
-    fs::rename(half, place.join(name))
+    let text = serde_json::to_vec(&Named { version: VERSION, layers: layers.to_vec() })?;
+    let written = fs::write(&half, text).and_then(|()| File::open(&half)?.sync_all());
+    let named = written.and_then(|()| fs::rename(&half, place.join(name)));
+    if named.is_err() {
+        // What stays is replaced by the next attempt, or goes with the folder.
+        let _ = fs::remove_file(&half);
+    }
+    named
 }
 
 /// The fork is done: what it will name is what it names, if that is not so already.
