@@ -150,9 +150,12 @@ mod tests {
 
     #[test]
     fn what_is_not_given_stays_visible_in_a_reply() {
-        let text = r#"{"name":"git","host":"git.example","port":8443,"header":null,"username":"me","createdAt":"2026-10-08T12:00:00.000Z"}"#;
+        let text = r#"{"name":"git","host":"git.example","port":8443,"header":null,"username":"me","onFork":"drop","createdAt":"2026-10-08T12:00:00.000Z"}"#;
         let secret: Secret = serde_json::from_str(text).expect("a secret");
         assert_eq!((secret.header.as_deref(), secret.username.as_deref()), (None, Some("me")));
         assert_eq!(serde_json::to_string(&secret).expect("JSON"), text);
+        // From a service that hands nothing on.
+        let older: Secret = serde_json::from_str(&text.replace(r#""onFork":"drop","#, "")).expect("a secret");
+        assert_eq!(older, secret);
     }
 }
