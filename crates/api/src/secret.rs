@@ -154,5 +154,8 @@ mod tests {
         let secret: Secret = serde_json::from_str(text).expect("a secret");
         assert_eq!((secret.header.as_deref(), secret.username.as_deref()), (None, Some("me")));
         assert_eq!(serde_json::to_string(&secret).expect("JSON"), text);
+        // From a service that hands nothing on.
+        let older: Secret = serde_json::from_str(&text.replace(r#""onFork":"drop","#, "")).expect("a secret");
+        assert_eq!(older, secret);
     }
 }
