@@ -121,7 +121,8 @@ async fn a_command_ends_in_time_and_so_does_the_call() {
     for _ in 0..50 {
         assert_eq!(m.sh("true").await.raw.exit_code, 0);
     }
-    assert!(begin.elapsed() < Duration::from_secs(10), "50 times true: {:?}", begin.elapsed());
+    // None waits for something that does not come, however busy the host is.
+    assert!(begin.elapsed() < Duration::from_secs(100), "50 times true: {:?}", begin.elapsed());
     service.finish().await;
 }
 
@@ -201,7 +202,10 @@ async fn five_hundred_commands_at_once_keep_their_exit_codes() {
         assert_eq!((out.raw.exit_code, out.raw.signal, out.text()), (7, None, format!("{i}\n")));
     }
     eprintln!("500 commands at once: {:?}", begin.elapsed());
-    assert_eq!(m.text("ps -eo stat= | grep -c '^Z' || true").await.trim(), "0", "no zombies");
+    // One that has just ended may be seen before it is reaped; none stays.
+    let reaped = "for _ in $(seq 100); do ps -eo stat= | grep -q '^Z' || exit 0; sleep 0.1; done; ps -e; exit 1";
+    let left = m.sh(reaped).await;
+    assert_eq!(left.raw.exit_code, 0, "zombies: {}", left.text());
     assert!(host::status_kib(service.pid(), "VmRSS") < 300 * 1024);
     service.finish().await;
 }
