@@ -34,7 +34,7 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
     for kind in [SnapshotKind::Workspace, SnapshotKind::Full] {
         let (mut still, mut saved, mut floor, mut started, mut fresh) = (vec![], vec![], vec![], vec![], vec![]);
         for n in 0..count {
-            let machine = rig.launch_with(EgressPolicy::Off).await?;
+            let machine = rig.launch_sized(SIZE, EgressPolicy::Off).await?;
             let client = guest::attach(&*machine.instance).await?;
             guest::configure(&client, &machine.key).await?;
             let write = format!("head -c {WRITTEN}000000 /dev/urandom > /root/x && sync");
