@@ -63,13 +63,80 @@ label!(
     MachineId, "id", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
 );
 label!(
-    /// A template, e.g. `python`. On the wire: `catalogId`.
-    TemplateName, "catalogId", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
-);
-label!(
     /// The owner of machines and keys.
     ProjectId, "project", limits::NAME_MAX, "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"
 );
+
+/// A template, e.g. `python`, or one of those of a name: `app:v3`, `app:stable`. On the wire: `catalogId`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TemplateName(String);
+
+/// The label of a template name that has none.
+const LATEST: &str = "latest";
+
+impl TemplateName {
+    /// The name as text. `app:latest` is `app`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What is before the label.
+    #[must_use]
+    pub fn family(&self) -> &str {
+        self.0.split_once(':').map_or(&self.0, |(family, _)| family)
+    }
+
+    /// The version or tag behind the colon; `None`: the latest.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.0.split_once(':').map(|(_, label)| label)
+    }
+
+    /// The template `label` of the same family.
+    ///
+    /// # Errors
+    /// When `label` is no label.
+    pub fn with_label(&self, label: &str) -> Result<Self, IdError> {
+        format!("{}:{label}", self.family()).parse()
+    }
+
+    /// The number in a label that names a version: `v3`.
+    #[must_use]
+    pub fn version(&self) -> Option<u32> {
+        let digits = self.label()?.strip_prefix('v')?;
+        let plain = !digits.is_empty() && !digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit());
+        digits.parse().ok().filter(|_| plain)
+    }
+}
+
+impl FromStr for TemplateName {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        let bad = IdError::new(
+            "catalogId",
+            "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'; then perhaps ':' and a version or tag of 1 to 63 of \
+             a-z, 0-9, '.', '_' and '-', starting with a letter or digit",
+        );
+        let (family, label) = s.split_once(':').map_or((s, None), |(family, label)| (family, Some(label)));
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-".contains(&b);
+        let fine = |l: &str| {
+            (1..=limits::NAME_MAX).contains(&l.len())
+                && l.bytes().all(inner)
+                && l.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+        };
+        if !is_label(family, limits::NAME_MAX) || !label.is_none_or(fine) {
+            return Err(bad);
+        }
+        Ok(Self(if label == Some(LATEST) { family.to_owned() } else { s.to_owned() }))
+    }
+}
+
+impl fmt::Display for TemplateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl MachineId {
     /// The slot made for a machine whose caller named none: `m-` and the low 80 bits of the
@@ -155,6 +222,29 @@ mod tests {
         }
         for bad in ["", "-a", "a-", "A", "a/b", "..", "a b", "é", "a\n", "a_b", &"x".repeat(64)] {
             assert!(bad.parse::<MachineId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_template_may_be_named_with_a_version_or_a_tag() {
+        let name = |s: &str| s.parse::<TemplateName>().expect("valid");
+        for (text, family, label, version) in [
+            ("app", "app", None, None),
+            ("app:latest", "app", None, None),
+            ("app:v3", "app", Some("v3"), Some(3)),
+            ("app:v03", "app", Some("v03"), None),
+            ("app:v", "app", Some("v"), None),
+            ("a-b:1.4_x-", "a-b", Some("1.4_x-"), None),
+        ] {
+            let n = name(text);
+            assert_eq!((n.family(), n.label(), n.version()), (family, label, version), "{text}");
+            assert_eq!(name(&n.to_string()), n);
+        }
+        assert_eq!(name("app:latest"), name("app"));
+        assert_eq!(name("app:v1").with_label("v2").expect("valid"), name("app:v2"));
+        let long = format!("a:{}", "x".repeat(64));
+        for bad in ["", ":", "app:", ":v1", "app:A", "app:a:b", "app:.", "app:..", "app:a/b", "A", "app:-", &long] {
+            assert!(bad.parse::<TemplateName>().is_err(), "{bad:?}");
         }
     }
 

@@ -219,7 +219,9 @@ fn failure(e: &ImageError, teller: Option<&Teller<'_>>) -> Failure {
         ImageError::Network { .. } | ImageError::Image(OciError::Unreachable { .. }) => (Exit::Unavailable, "network"),
         ImageError::Image(OciError::Denied(_)) => (Exit::Auth, "denied"),
         ImageError::Image(OciError::NotFound(_)) => (Exit::NotFound, "image_not_found"),
-        ImageError::Image(OciError::Name { .. }) | ImageError::NameTaken(_) => (Exit::Usage, "invalid_request"),
+        ImageError::Image(OciError::Name { .. }) | ImageError::NameTaken(_) | ImageError::Labelled(_) => {
+            (Exit::Usage, "invalid_request")
+        }
         _ => (Exit::Failed, "build_failed"),
     };
     // The first half of the sentence says what, the second what to do.

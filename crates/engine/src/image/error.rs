@@ -91,6 +91,9 @@ pub enum ImageError {
     /// A template that is made of an image may not be called so.
     #[error("`{0}` is the name of a template that comes with this version; give this one another name")]
     NameTaken(String),
+    /// What is not built from a recipe has no versions.
+    #[error("`{0}` names a version or tag; give the template a name without one")]
+    Labelled(String),
     /// Only root can lay out an image.
     #[error("this user may not make templates of images; run as root")]
     NotRoot,

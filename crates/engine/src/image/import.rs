@@ -68,6 +68,9 @@ pub(super) fn build(
     if recipe::named(name.as_str()).is_ok() {
         return Err(ImageError::NameTaken(name.to_string()));
     }
+    if name.label().is_some() {
+        return Err(ImageError::Labelled(name.to_string()));
+    }
     tool::find("mkfs.erofs", "erofs-utils")?;
     if !rootfs::is_root() {
         return Err(ImageError::NotRoot);
