@@ -183,6 +183,12 @@ pub const CONTEXT_ENTRIES_MAX: usize = 200_000;
 /// Size of all that one recipe copies out of its context, bytes (8 GiB).
 pub const CONTEXT_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
 
+/// Versions of one template that are kept at once.
+pub const TEMPLATE_VERSIONS_MAX: usize = 256;
+/// Tags of all templates.
+pub const TEMPLATE_TAGS_MAX: usize = 4096;
+/// Longest description of a version, bytes.
+pub const BUILT_MANIFEST_MAX: u64 = 4 * 1024 * 1024;
 /// Layers of an image.
 pub const IMAGE_LAYERS_MAX: usize = 256;
 /// Largest manifest, index or configuration of an image, bytes.
