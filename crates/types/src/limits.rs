@@ -201,6 +201,12 @@ pub const BUILD_LOG_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Longest line of a build's log, bytes.
 pub const BUILD_LINE_BYTES_MAX: usize = 4096;
 
+/// Versions of one template that are kept at once.
+pub const TEMPLATE_VERSIONS_MAX: usize = 256;
+/// Tags of all templates.
+pub const TEMPLATE_TAGS_MAX: usize = 4096;
+/// Longest description of a version, bytes.
+pub const BUILT_MANIFEST_MAX: u64 = 4 * 1024 * 1024;
 /// Layers of an image.
 pub const IMAGE_LAYERS_MAX: usize = 256;
 /// Largest manifest, index or configuration of an image, bytes.

@@ -89,11 +89,30 @@ pub enum ImageError {
         known: String,
     },
     /// A template that is made of an image may not be called so.
-    #[error("`{0}` is the name of a template that comes with this version; give this one another name")]
+    #[error("`{0}` is the name of a template of another kind; give this one another name")]
     NameTaken(String),
     /// What is not built from a recipe has no versions.
     #[error("`{0}` names a version or tag; give the template a name without one")]
     Labelled(String),
+    /// Numbers of versions are given, not chosen.
+    #[error("`{0}` names a version; give a tag that is not `v` and a number")]
+    Numbered(String),
+    /// A tag still means it.
+    #[error("`{name}` is what {tags} means; move or remove the tag first")]
+    Tagged {
+        /// The version.
+        name: String,
+        /// The tags.
+        tags: String,
+    },
+    /// There are as many as there may be.
+    #[error("there are {max} {what} already; remove some first")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        max: usize,
+    },
     /// Only root can lay out an image.
     #[error("this user may not make templates of images; run as root")]
     NotRoot,

@@ -68,6 +68,9 @@ pub(super) fn build(
     if recipe::named(name.as_str()).is_ok() {
         return Err(ImageError::NameTaken(name.to_string()));
     }
+    if super::ImageStore::open(data)?.has_versions(name.as_str()) {
+        return Err(ImageError::NameTaken(name.to_string()));
+    }
     if name.label().is_some() {
         return Err(ImageError::Labelled(name.to_string()));
     }

@@ -5,6 +5,7 @@
 //! `tmp/image-*` of the data directory and goes with the build, or at the start of the next one.
 
 mod apt;
+mod built;
 mod cpio;
 mod elf;
 mod error;
@@ -19,9 +20,12 @@ mod recipe;
 mod rootfs;
 mod shelf;
 mod sources;
+mod steps;
+mod text;
 mod tool;
 mod unpack;
 
+pub use built::{BuiltProbe, BuiltSettings, BuiltTemplate, NewBuilt};
 pub use error::ImageError;
 pub use initramfs::Initramfs;
 pub use kernel::GuestKernel;
@@ -29,6 +33,7 @@ pub use mirror::Mirror;
 pub use progress::{Event, Progress, Silent};
 pub use recipe::Recipe;
 pub use rootfs::{ImageNote, Package, TemplateImage};
+pub use steps::CachedStep;
 
 /// Images of containers that templates can be made of.
 pub use mainbrella_oci as oci;

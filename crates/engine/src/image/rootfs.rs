@@ -108,9 +108,14 @@ impl TemplateImage {
     /// Languages of code contexts whose kernels are in it.
     #[must_use]
     pub fn languages(&self) -> Vec<Language> {
-        let has = |name: &&str| self.packages.iter().any(|p| p.name == *name);
-        Language::ALL.into_iter().filter(|l| l.packages().iter().all(has)).collect()
+        languages(&self.packages)
     }
+}
+
+/// Languages whose kernels are among `packages`.
+pub(super) fn languages(packages: &[Package]) -> Vec<Language> {
+    let has = |name: &&str| packages.iter().any(|p| p.name == *name);
+    Language::ALL.into_iter().filter(|l| l.packages().iter().all(has)).collect()
 }
 
 #[derive(Serialize, Deserialize)]

@@ -228,6 +228,19 @@ pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(
     write().map_err(|e| ImageError::io("writing a manifest", e))
 }
 
+/// Writes `value` as JSON in place of the file at `path`: a reader sees the old or the new, whole, and it is on the disk.
+pub(super) fn replace_json(path: &Path, value: &impl serde::Serialize) -> Result<(), ImageError> {
+    let write = || -> io::Result<()> {
+        let parent = path.parent().unwrap_or(Path::new("."));
+        let mut half = tempfile::Builder::new().prefix(".half-").tempfile_in(parent)?;
+        serde_json::to_writer_pretty(&mut half, value)?;
+        half.as_file().sync_all()?;
+        half.persist(path)?;
+        File::open(parent)?.sync_all()
+    };
+    write().map_err(|e| ImageError::io("writing to the data directory", e))
+}
+
 /// Reads a manifest; `None` when it is not there or not of the present form.
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
