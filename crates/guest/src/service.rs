@@ -16,8 +16,8 @@ use tokio::sync::Semaphore;
 use crate::boot::PendingRoot;
 use crate::defaults::Defaults;
 use crate::dial::Dials;
-use crate::jobs::{Jobs, check_env, size_of};
 use crate::files::Owner;
+use crate::jobs::{Jobs, check_env, size_of};
 use crate::{Authority, Reaper, UserCgroup, configure, files, processes, reseed, trust, usage, users};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.

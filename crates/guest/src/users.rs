@@ -128,7 +128,13 @@ fn find_user(user: &str, passwd: &[u8]) -> Option<Identity> {
             let text = |bytes| std::str::from_utf8(bytes).ok();
             let home = text(home).filter(|h| h.starts_with('/') && h.len() <= PATH_MAX && !h.contains('\0'));
             let name = text(name).filter(|name| is_name(name)).map(str::to_owned);
-            Some(Identity { uid, gid, groups: Vec::new(), name, home: home.unwrap_or_else(|| of_nobody(uid)).to_owned() })
+            Some(Identity {
+                uid,
+                gid,
+                groups: Vec::new(),
+                name,
+                home: home.unwrap_or_else(|| of_nobody(uid)).to_owned(),
+            })
         }
         None => {
             let uid = wanted.or_else(|| (user == "root").then_some(0))?;

@@ -38,7 +38,9 @@ pub(crate) fn user_of(request: &pb::StartJobRequest, defaults: &Defaults) -> Res
         return Ok(defaults.user.clone());
     }
     if !is_user(&request.user) {
-        return Err(invalid("user: USER or USER:GROUP by name or number, at most 32 letters, digits, `_`, `.`, `-` each"));
+        return Err(invalid(
+            "user: USER or USER:GROUP by name or number, at most 32 letters, digits, `_`, `.`, `-` each",
+        ));
     }
     Ok(Some(request.user.clone()))
 }

@@ -52,10 +52,18 @@ pub(crate) struct Program {
 /// Our ends of what the child was given.
 #[derive(Debug)]
 pub(crate) enum Channels {
-    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
-    Pty { master: OwnedFd },
+    Pipes {
+        stdin: Option<OwnedFd>,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
+    Pty {
+        master: OwnedFd,
+    },
     /// Its output goes to a file.
-    File { stdin: Option<OwnedFd> },
+    File {
+        stdin: Option<OwnedFd>,
+    },
 }
 
 /// A child that may not yet be the program.
@@ -193,12 +201,8 @@ fn give(pipe: &OwnedFd, who: Option<&Identity>) -> Result<(), rustix::io::Errno>
 /// Opens a file to append to; one that is made belongs to the user. Anything that is no regular file is refused, and not
 /// waited for.
 fn open_output(path: &CString, who: Option<&Identity>) -> Result<OwnedFd, rustix::io::Errno> {
-    let flags = OFlags::WRONLY
-        | OFlags::APPEND
-        | OFlags::CLOEXEC
-        | OFlags::NOCTTY
-        | OFlags::NOFOLLOW
-        | OFlags::NONBLOCK;
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o644));
     let file = match made {
         Ok(file) => {
