@@ -64,6 +64,8 @@ pub const JOBS_MAX: usize = 2048;
 pub const JOB_FOLLOWERS_MAX: usize = 16;
 /// Longest job id, bytes.
 pub const JOB_ID_MAX: usize = 64;
+/// Longest `USER[:GROUP]`, bytes.
+pub const USER_MAX: usize = 65;
 /// Most argv entries of a job.
 pub const ARGV_ENTRIES_MAX: usize = 1024;
 /// Longest argv of a job in all, bytes. Linux takes at most 128 KiB for one argument.
