@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
-use mainbrella_tree::{UnpackOptions, Unpacker};
+use mainbrella_tree::{Owners, UnpackOptions, Unpacker};
 
 thread_local! {
     static OUTSIDE: RefCell<Option<tempfile::TempDir>> = const { RefCell::new(None) };
@@ -19,7 +19,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let inside = outside.path().join("inside");
         std::fs::create_dir(&inside).expect("a folder");
         let root = OwnedFd::from(std::fs::File::open(&inside).expect("opened"));
-        let mut unpacker = Unpacker::new(root, UnpackOptions { owners: false, mode_mask: 0o777, own_root: false });
+        let mut unpacker = Unpacker::new(root, UnpackOptions { owners: Owners::Unpacker, mode_mask: 0o777, own_root: false });
         let (first, second) = bytes.split_at(bytes.len() / 2);
         if unpacker.push(first).and_then(|()| unpacker.push(second)).is_ok() {
             let _ = unpacker.finish();

@@ -57,6 +57,7 @@ pub(crate) fn order(command: CommandLine) -> RunCommand {
     RunCommand {
         command,
         cwd: None,
+        user: None,
         env: std::collections::BTreeMap::new(),
         timeout_ms: None,
         output_limit_bytes: None,

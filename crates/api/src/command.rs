@@ -24,6 +24,11 @@ pub struct RunCommand {
     /// Working directory, absolute. Default: the template's (`/workspace`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
+    /// Who it runs as: `USER` or `USER:GROUP`, each a name of the machine's `/etc/passwd` and `/etc/group` or a number.
+    /// Default: the template's user, else root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 65)]
+    pub user: Option<String>,
     /// Environment, over that of the machine: at most 128 entries and 64 KiB.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -50,6 +55,7 @@ impl std::fmt::Debug for RunCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RunCommand")
             .field("cwd", &self.cwd)
+            .field("user", &self.user)
             .field("env", &self.env.keys().collect::<Vec<_>>())
             .field("timeout_ms", &self.timeout_ms)
             .field("output_limit_bytes", &self.output_limit_bytes)

@@ -28,6 +28,11 @@ pub struct StartJob {
     /// Working directory, absolute. Default: the template's (`/workspace`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
+    /// Who it runs as: `USER` or `USER:GROUP`, each a name of the machine's `/etc/passwd` and `/etc/group` or a number.
+    /// Default: the template's user, else root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 65)]
+    pub user: Option<String>,
     /// Environment, over that of the machine: at most 128 entries and 64 KiB.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -47,7 +52,7 @@ impl StartJob {
     /// A job with nothing set but its command.
     #[must_use]
     pub fn new(command: CommandLine) -> Self {
-        Self { command, cwd: None, env: BTreeMap::new(), timeout_ms: None, stdin: false, pty: None }
+        Self { command, cwd: None, user: None, env: BTreeMap::new(), timeout_ms: None, stdin: false, pty: None }
     }
 }
 
@@ -56,6 +61,7 @@ impl std::fmt::Debug for StartJob {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StartJob")
             .field("cwd", &self.cwd)
+            .field("user", &self.user)
             .field("env", &self.env.keys().collect::<Vec<_>>())
             .field("timeout_ms", &self.timeout_ms)
             .field("stdin", &self.stdin)

@@ -17,6 +17,7 @@ mod reseed;
 mod service;
 mod trust;
 mod usage;
+mod users;
 
 pub use cgroup::UserCgroup;
 pub use defaults::Defaults;

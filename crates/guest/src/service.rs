@@ -16,8 +16,9 @@ use tokio::sync::Semaphore;
 use crate::boot::PendingRoot;
 use crate::defaults::Defaults;
 use crate::dial::Dials;
+use crate::files::Owner;
 use crate::jobs::{Jobs, check_env, size_of};
-use crate::{Authority, Reaper, UserCgroup, configure, files, processes, reseed, trust, usage};
+use crate::{Authority, Reaper, UserCgroup, configure, files, processes, reseed, trust, usage, users};
 
 /// File operations at once. A host keeps to fewer; this only bounds the memory of one that does not.
 const FILE_OPERATIONS_MAX: usize = 64;
@@ -55,7 +56,6 @@ pub struct Agent {
     watches: Arc<Semaphore>,
     dials: Dials,
     boot_id: String,
-    defaults: HashMap<String, String>,
     state: Mutex<Configured>,
 }
 
@@ -64,6 +64,7 @@ struct Configured {
     generation: String,
     hostname: Option<String>,
     env: Arc<HashMap<String, String>>,
+    defaults: Arc<Defaults>,
     frozen: bool,
     /// Whether it believes an authority of the host's: programs are pointed to it whatever environment they are given.
     trusting: bool,
@@ -76,7 +77,7 @@ impl Agent {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
         Arc::new(Self {
             authority: options.authority,
-            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone(), options.defaults.cwd),
+            jobs: Jobs::new(options.reaper.clone(), options.cgroup.clone()),
             reaper: options.reaper,
             cgroup: options.cgroup,
             pending: Mutex::new(options.pending),
@@ -84,8 +85,11 @@ impl Agent {
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
             dials: Dials::default(),
             boot_id: boot_id.trim().to_owned(),
-            state: Mutex::new(Configured { env: Arc::new(options.defaults.env.clone()), ..Configured::default() }),
-            defaults: options.defaults.env,
+            state: Mutex::new(Configured {
+                env: Arc::new(options.defaults.env.clone()),
+                defaults: Arc::new(options.defaults),
+                ..Configured::default()
+            }),
         })
     }
 
@@ -96,6 +100,14 @@ impl Agent {
 
     fn state(&self) -> MutexGuard<'_, Configured> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whom files belong to that the host writes; `None`: whoever the agent is, also where the image names nobody who is
+    /// there.
+    async fn owner(&self) -> Result<Option<Owner>, ConnectError> {
+        let Some(user) = self.state().defaults.user.clone() else { return Ok(None) };
+        let found = blocking(move || Ok(users::resolve(&user, Path::new("/etc")))).await?;
+        Ok(found.ok().map(|who| Owner { uid: who.uid, gid: who.gid }))
     }
 
     async fn file_seat(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ConnectError> {
@@ -151,7 +163,9 @@ impl pb::Guest for Agent {
         if let Some(root) = pending {
             let failed =
                 |e: crate::boot::BootError| ConnectError::data_loss(format!("the disk cannot be mounted: {e}"));
-            blocking(move || root.enter().map_err(failed)).await?;
+            // They lie on the disk that was mounted, where somebody may have built on the template.
+            let defaults = blocking(move || root.enter().map_err(failed)).await?;
+            self.state().defaults = Arc::new(defaults);
         }
         let mut answer = pb::ConfigureResponse::default();
         if self.authority == Authority::Machine {
@@ -160,7 +174,7 @@ impl pb::Guest for Agent {
         {
             let mut state = self.state();
             state.generation = request.generation;
-            let mut env = self.defaults.clone();
+            let mut env = state.defaults.env.clone();
             env.extend(request.env);
             if state.trusting {
                 trust::point(&mut env);
@@ -257,8 +271,11 @@ impl pb::Guest for Agent {
         _ctx: RequestContext,
         request: ServiceRequest<'_, pb::StartJobRequest>,
     ) -> ServiceResult<ServiceStream<pb::JobEvent>> {
-        let env = self.state().env.clone();
-        let job = self.jobs.start(request.to_owned_message(), &env)?;
+        let (env, defaults) = {
+            let state = self.state();
+            (state.env.clone(), state.defaults.clone())
+        };
+        let job = self.jobs.start(request.to_owned_message(), &env, &defaults).await?;
         Response::stream_ok(self.jobs.follow(job, 0)?)
     }
 
@@ -384,7 +401,7 @@ impl pb::Guest for Agent {
         requests: InboundStream<pb::WriteFileRequest>,
     ) -> ServiceResult<pb::WriteFileResponse> {
         let _seat = self.file_seat().await?;
-        let size = files::write(requests).await?;
+        let size = files::write(requests, self.owner().await?).await?;
         Response::ok(pb::WriteFileResponse { size, ..Default::default() })
     }
 
@@ -415,8 +432,8 @@ impl pb::Guest for Agent {
         request: ServiceRequest<'_, pb::MakeDirRequest>,
     ) -> ServiceResult<pb::FileStat> {
         let _seat = self.file_seat().await?;
-        let request = request.to_owned_message();
-        Response::ok(blocking(move || files::make_dir(&request)).await?)
+        let (request, owner) = (request.to_owned_message(), self.owner().await?);
+        Response::ok(blocking(move || files::make_dir(&request, owner)).await?)
     }
 
     async fn rename(
@@ -464,7 +481,7 @@ impl pb::Guest for Agent {
         requests: InboundStream<pb::UnpackTreeRequest>,
     ) -> ServiceResult<pb::UnpackTreeResponse> {
         let _seat = self.file_seat().await?;
-        Response::ok(files::unpack(requests).await?)
+        Response::ok(files::unpack(requests, self.owner().await?).await?)
     }
 
     async fn watch_tree(

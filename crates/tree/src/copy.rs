@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::error::TreeError;
 use crate::pack::{PackOptions, Packer};
 use crate::remove::remove;
-use crate::unpack::{UnpackOptions, Unpacker};
+use crate::unpack::{Owners, UnpackOptions, Unpacker};
 
 const PIECE: usize = 64 * 1024;
 const INNER: &[u8] = b"entry";
@@ -57,7 +57,8 @@ fn fill(from: (BorrowedFd<'_>, &[u8]), at: BorrowedFd<'_>, temporary: &[u8], unt
     let root = openat(at, temporary, flags, Mode::empty()).map_err(TreeError::system("copy"))?;
     let options = PackOptions { follow: false, prefix: INNER.to_vec(), strict: true };
     let mut packer = Packer::open(from.0, from.1, options)?;
-    let mut unpacker = Unpacker::new(root, UnpackOptions { owners: true, mode_mask: 0o7777, own_root: false });
+    let mut unpacker =
+        Unpacker::new(root, UnpackOptions { owners: Owners::Archive, mode_mask: 0o7777, own_root: false });
     while let Some(piece) = packer.next(PIECE)? {
         if Instant::now() >= until {
             return Err(TreeError::system("time")(Errno::TIMEDOUT));

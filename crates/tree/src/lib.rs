@@ -22,7 +22,7 @@ pub use layer::{Laid, LayerLimits, Layers};
 pub use name::{Unsafe, safe_parts};
 pub use pack::{PackOptions, Packer};
 pub use remove::{REMAINING_NAMED_MAX, Removal, remove};
-pub use unpack::{UnpackOptions, Unpacked, Unpacker};
+pub use unpack::{Owners, UnpackOptions, Unpacked, Unpacker};
 pub use walk::{NAMES_BYTES_MAX, Step, Walk};
 
 /// Longest path in an archive, bytes: what a Linux system call takes, less the final NUL.

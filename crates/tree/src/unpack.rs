@@ -15,11 +15,22 @@ use crate::error::TreeError;
 use crate::header::{self, BLOCK, Header, Kind, META_MAX, padding};
 use crate::name::safe_parts;
 
+/// Whom the entries of a tree belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// Whoever unpacks.
+    Unpacker,
+    /// The user and group numbers the archive names.
+    Archive,
+    /// This user and group, by number. Directories that were there keep theirs.
+    All(u32, u32),
+}
+
 /// How a tree is made.
 #[derive(Debug, Clone, Copy)]
 pub struct UnpackOptions {
-    /// Give entries the owners the archive names; otherwise they belong to whoever unpacks.
-    pub owners: bool,
+    /// Whom entries belong to.
+    pub owners: Owners,
     /// Permission bits that are kept of those the archive names.
     pub mode_mask: u32,
     /// Give the root the mode and time the archive has for it: for a root that was made for it.
@@ -74,6 +85,8 @@ impl Drop for Draft {
 struct Later {
     path: Vec<u8>,
     header: Header,
+    /// Whether it was not there before.
+    made: bool,
 }
 
 /// A tree on its way out of an archive.
@@ -278,7 +291,7 @@ impl Unpacker {
             }
             self.done.entries += 1;
             if self.options.own_root && self.later.is_empty() {
-                self.later.push(Later { path: Vec::new(), header });
+                self.later.push(Later { path: Vec::new(), header, made: true });
             }
             return Ok(State::Header);
         };
@@ -293,8 +306,7 @@ impl Unpacker {
             }
             Kind::Symlink => {
                 replacing(&parent, name, || symlinkat(header.link.as_slice(), &*parent, *name))?;
-                if self.options.owners {
-                    let (uid, gid) = (Uid::from_raw(header.uid), Gid::from_raw(header.gid));
+                if let Some((uid, gid)) = self.owner_of(&header) {
                     chownat(&*parent, *name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
                 }
                 utimensat(&*parent, *name, &times(header.mtime), AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
@@ -315,11 +327,22 @@ impl Unpacker {
         }
     }
 
+    /// Whom an entry is given to.
+    fn owner_of(&self, header: &Header) -> Option<(Uid, Gid)> {
+        let (uid, gid) = match self.options.owners {
+            Owners::Unpacker => return None,
+            Owners::Archive => (header.uid, header.gid),
+            Owners::All(uid, gid) => (uid, gid),
+        };
+        // The largest number means "as it is" to the system.
+        let own = |id: u32| id.min(u32::MAX - 1);
+        Some((Uid::from_raw(own(uid)), Gid::from_raw(own(gid))))
+    }
+
     /// A file is whole.
     fn seal(&self, mut draft: Draft) -> Result<State, TreeError> {
         let header = &draft.header;
-        if self.options.owners {
-            let (uid, gid) = (Uid::from_raw(header.uid), Gid::from_raw(header.gid));
+        if let Some((uid, gid)) = self.owner_of(header) {
             fchown(&draft.file, Some(uid), Some(gid)).map_err(failed)?;
         }
         fchmod(&draft.file, Mode::from_raw_mode(header.mode)).map_err(failed)?;
@@ -330,15 +353,16 @@ impl Unpacker {
     }
 
     fn directory(&mut self, parent: &OwnedFd, path: Vec<u8>, name: &[u8], header: Header) -> Result<(), TreeError> {
-        match mkdirat(parent, name, Mode::from_raw_mode(0o700)) {
-            Ok(()) => {}
+        let made = match mkdirat(parent, name, Mode::from_raw_mode(0o700)) {
+            Ok(()) => true,
             Err(Errno::EXIST) => {
                 // A directory, or a link to one that stays in the tree.
                 openat2(&*self.root, path.as_slice(), PLACE, Mode::empty(), BENEATH).map_err(resolved)?;
+                false
             }
             Err(errno) => return Err(failed(errno)),
-        }
-        self.later.push(Later { path, header });
+        };
+        self.later.push(Later { path, header, made });
         Ok(())
     }
 
@@ -380,6 +404,11 @@ impl Unpacker {
                     dir = match open(&step) {
                         Err(Errno::NOENT) => {
                             mkdirat(&dir, parts[n - 1], Mode::from_raw_mode(0o755)).map_err(failed)?;
+                            if let Owners::All(uid, gid) = self.options.owners {
+                                let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+                                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                                chownat(&dir, parts[n - 1], Some(uid), Some(gid), flags).map_err(failed)?;
+                            }
                             open(&step).map_err(resolved)?
                         }
                         other => other.map_err(resolved)?,
@@ -420,8 +449,8 @@ impl Unpacker {
             Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(errno) => return Err(failed(errno)),
         };
-        if self.options.owners {
-            let (uid, gid) = (Uid::from_raw(dir.header.uid), Gid::from_raw(dir.header.gid));
+        let keeps = !dir.made && matches!(self.options.owners, Owners::All(..));
+        if let Some((uid, gid)) = self.owner_of(&dir.header).filter(|_| !keeps) {
             fchown(&open, Some(uid), Some(gid)).map_err(failed)?;
         }
         fchmod(open.as_fd(), Mode::from_raw_mode(dir.header.mode)).map_err(failed)?;

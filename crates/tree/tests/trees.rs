@@ -12,12 +12,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use mainbrella_tree::{
-    PackOptions, Packer, Removal, Step, UnpackOptions, Unpacked, Unpacker, Walk, remove, safe_parts,
+    Owners, PackOptions, Packer, Removal, Step, UnpackOptions, Unpacked, Unpacker, Walk, remove, safe_parts,
 };
 use proptest::prelude::*;
 use rustix::fs::CWD;
 
-const PLAIN: UnpackOptions = UnpackOptions { owners: false, mode_mask: 0o7777, own_root: true };
+const PLAIN: UnpackOptions = UnpackOptions { owners: Owners::Unpacker, mode_mask: 0o7777, own_root: true };
 
 fn open(path: &Path) -> OwnedFd {
     fs::File::open(path).unwrap().into()

@@ -36,6 +36,8 @@ pub const COMMAND_TIMEOUT_DEFAULT_MS: u64 = 60_000;
 pub const COMMAND_TIMEOUT_MAX_MS: u64 = 24 * 3600 * 1000;
 /// Longest command: the string, or the sum of the argv strings, bytes.
 pub const COMMAND_BYTES_MAX: usize = 128 * 1024;
+/// Longest name of a user or group in a machine, bytes.
+pub const USER_NAME_MAX: usize = 32;
 /// Most argv entries.
 pub const ARGV_ENTRIES_MAX: usize = 1024;
 /// Output returned for each stream by default, bytes; half of it head, half tail.

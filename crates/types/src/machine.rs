@@ -133,6 +133,27 @@ pub fn check_env(env: &BTreeMap<String, String>) -> Result<(), IdError> {
     }
 }
 
+/// Who a command runs as, `USER` or `USER:GROUP`, by name or number. Whether there is one is the machine's to say.
+///
+/// # Errors
+/// When it cannot be one.
+pub fn check_user(user: &str) -> Result<(), IdError> {
+    let fine = |part: &str| {
+        (1..=limits::USER_NAME_MAX).contains(&part.len())
+            && !part.starts_with('-')
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+    };
+    let (name, group) = user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
+    if fine(name) && group.is_none_or(fine) {
+        Ok(())
+    } else {
+        Err(IdError::new(
+            "user",
+            "USER or USER:GROUP, by name or number: letters, digits, `_`, `.`, `-`, at most 32 each",
+        ))
+    }
+}
+
 /// A machine as the store holds it. `revision` guards every write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineRecord {

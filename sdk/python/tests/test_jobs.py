@@ -80,7 +80,13 @@ class Starting(unittest.TestCase):
     def test_what_was_asked_is_sent_and_the_job_is_there(self) -> None:
         with Session(lambda r: r.reply(201, job())) as (sandbox, server):
             started_job = sandbox.commands.start(
-                ["cat"], stdin=True, cwd="/tmp", env={"TASK": "probe"}, pty={"cols": 80, "rows": 24}, timeout_ms=9
+                ["cat"],
+                stdin=True,
+                cwd="/tmp",
+                user="1000",
+                env={"TASK": "probe"},
+                pty={"cols": 80, "rows": 24},
+                timeout_ms=9,
             )
             self.assertEqual((started_job.id, started_job.cursor), ("j-1", 0))
             info = started_job.info
@@ -95,6 +101,7 @@ class Starting(unittest.TestCase):
                     "command": ["cat"],
                     "timeoutMs": 9,
                     "cwd": "/tmp",
+                    "user": "1000",
                     "env": {"TASK": "probe"},
                     "stdin": True,
                     "pty": {"cols": 80, "rows": 24},

@@ -70,7 +70,7 @@ class Running(unittest.TestCase):
 
         with Session(run) as (sandbox, server):
             r = sandbox.commands.run(
-                ["cat", "-"], timeout_ms=5000, cwd="/tmp", env={"A": "b"}, stdin="é", output_limit=9
+                ["cat", "-"], timeout_ms=5000, cwd="/tmp", user="app:7", env={"A": "b"}, stdin="é", output_limit=9
             )
             self.assertEqual((r.exit_code, r.signal, r.timed_out, r.ok), (143, 15, False, False))
             self.assertEqual((r.stdout_bytes, r.stdout, r.stderr), (b"\xff\x00hi", "\ufffd\x00hi", "é"))
@@ -83,6 +83,7 @@ class Running(unittest.TestCase):
                     "command": ["cat", "-"],
                     "timeoutMs": 5000,
                     "cwd": "/tmp",
+                    "user": "app:7",
                     "env": {"A": "b"},
                     "stdinBase64": base64.b64encode("é".encode()).decode(),
                     "outputLimitBytes": 9,

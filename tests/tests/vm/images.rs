@@ -15,13 +15,13 @@ fn sha(bytes: &[u8]) -> String {
 }
 
 /// Path, permissions and content of a file.
-type Has = (String, u32, Vec<u8>);
+pub(super) type Has = (String, u32, Vec<u8>);
 
 /// A layer on its way, and what it has.
-struct Layer(tar::Builder<Vec<u8>>, Vec<Has>);
+pub(super) struct Layer(tar::Builder<Vec<u8>>, Vec<Has>);
 
 impl Layer {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(tar::Builder::new(Vec::new()), Vec::new())
     }
 
@@ -41,20 +41,20 @@ impl Layer {
         self
     }
 
-    fn dir(self, path: &str) -> Self {
+    pub(super) fn dir(self, path: &str) -> Self {
         self.put(path, EntryType::Directory, 0o755, b"", "")
     }
 
-    fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
+    pub(super) fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
         self.1.push((path.to_owned(), mode, content.to_vec()));
         self.put(path, EntryType::Regular, mode, content, "")
     }
 
-    fn link(self, path: &str, to: &str) -> Self {
+    pub(super) fn link(self, path: &str, to: &str) -> Self {
         self.put(path, EntryType::Symlink, 0o777, b"", to)
     }
 
-    fn end(self) -> (Vec<u8>, Vec<Has>) {
+    pub(super) fn end(self) -> (Vec<u8>, Vec<Has>) {
         (self.0.into_inner().expect("written"), self.1)
     }
 }
@@ -84,25 +84,30 @@ fn image(to: &Path) -> Vec<Has> {
     files.extend(more);
     files.retain(|(path, ..)| !path.ends_with("/old") && !path.contains(".wh."));
 
-    let config = format!(
-        "{{\"os\":\"linux\",\"architecture\":\"amd64\",\"config\":{{\"Env\":[\"PATH=/opt/tools:/bin\",\"WHO=the image\"],\
-         \"WorkingDir\":\"/srv/app\",\"Cmd\":[\"hello\"]}},\"rootfs\":{{\"type\":\"layers\",\"diff_ids\":[\"sha256:{}\",\"sha256:{}\"]}}}}",
-        sha(&below),
-        sha(&above)
-    );
-    let name = format!("{}.json", sha(config.as_bytes()));
-    let manifest =
-        format!("[{{\"Config\":\"{name}\",\"RepoTags\":[\"small:1\"],\"Layers\":[\"a/layer.tar\",\"b/layer.tar\"]}}]");
-    let saved = Layer::new()
-        .file(&name, 0o644, config.as_bytes())
-        .file("a/layer.tar", 0o644, &below)
-        .file("b/layer.tar", 0o644, &above)
-        .file("manifest.json", 0o644, manifest.as_bytes());
-    fs::write(to, saved.end().0).expect("written");
+    let config =
+        "{\"Env\":[\"PATH=/opt/tools:/bin\",\"WHO=the image\"],\"WorkingDir\":\"/srv/app\",\"Cmd\":[\"hello\"]}";
+    save(to, config, &[&below, &above]);
     files
 }
 
-fn command(service: &Service, arguments: &[&str]) -> Output {
+/// Writes an image of these layers as `docker save` does.
+pub(super) fn save(to: &Path, config: &str, layers: &[&[u8]]) {
+    let digests: Vec<_> = layers.iter().map(|layer| format!("\"sha256:{}\"", sha(layer))).collect();
+    let config = format!(
+        "{{\"os\":\"linux\",\"architecture\":\"amd64\",\"config\":{config},\"rootfs\":{{\"type\":\"layers\",\"diff_ids\":[{}]}}}}",
+        digests.join(",")
+    );
+    let name = format!("{}.json", sha(config.as_bytes()));
+    let places: Vec<_> = (0..layers.len()).map(|n| format!("{n}/layer.tar")).collect();
+    let manifest = format!("[{{\"Config\":\"{name}\",\"RepoTags\":[\"small:1\"],\"Layers\":{places:?}}}]");
+    let mut saved = Layer::new().file(&name, 0o644, config.as_bytes());
+    for (place, layer) in places.iter().zip(layers) {
+        saved = saved.file(place, 0o644, layer);
+    }
+    fs::write(to, saved.file("manifest.json", 0o644, manifest.as_bytes()).end().0).expect("written");
+}
+
+pub(super) fn command(service: &Service, arguments: &[&str]) -> Output {
     let mut command = Command::new(program());
     command.env("MAINBRELLA_API_URL", service.url()).arg("--data-dir").arg(service.data()).args(arguments);
     command.output().expect("run")

@@ -38,11 +38,11 @@ fn ending(job: &Job) -> (ExitCause, Option<i32>, Option<i32>) {
 
 /// What a follower was given, checked as it comes.
 #[derive(Default)]
-struct Heard {
+pub(super) struct Heard {
     cursor: u64,
     offsets: [u64; 2],
     sums: [Sha256; 2],
-    text: [String; 2],
+    pub(super) text: [String; 2],
     exit: Option<(ExitCause, Option<i32>)>,
 }
 
@@ -72,7 +72,7 @@ impl Heard {
     }
 
     /// Follows to the end.
-    async fn all(m: &Machine, job: &Job) -> Self {
+    pub(super) async fn all(m: &Machine, job: &Job) -> Self {
         let mut heard = Self::default();
         let mut stream = m.client.follow_job(&m.name, &job.id, 0);
         while let Some(event) = stream.next().await.expect("followed") {

@@ -25,6 +25,7 @@ mod secrets;
 mod sizes;
 mod start;
 mod trees;
+mod users;
 
 use mainbrella_client::ClientError;
 use mainbrella_types::ErrorCode;

@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use mainbrella_client::api::{CreateFileUrl, TreeWritten, UrlMethod};
 use mainbrella_client::{Client, ClientError, Download, Upload};
 use mainbrella_tests::{Machine, Service, host, program};
-use mainbrella_tree::{PackOptions, Packer, UnpackOptions, Unpacker};
+use mainbrella_tree::{Owners, PackOptions, Packer, UnpackOptions, Unpacker};
 use mainbrella_types::ErrorCode;
 
 use crate::code;
@@ -78,7 +78,7 @@ async fn a_tree_comes_back_the_same_here_and_in_another_machine() {
     let archive = whole(m.client.download_tree(&m.name, "/srv/alias").await.expect("download")).await.expect("whole");
     // Through a file system of the host and back into another place of the machine.
     let here = tempfile::tempdir().expect("temp dir");
-    let options = UnpackOptions { owners: false, mode_mask: 0o7777, own_root: true };
+    let options = UnpackOptions { owners: Owners::Unpacker, mode_mask: 0o7777, own_root: true };
     let mut unpacker = Unpacker::new(std::fs::File::open(here.path()).expect("open").into(), options);
     unpacker.push(&archive).expect("unpacked");
     unpacker.finish().expect("whole");

@@ -50,6 +50,9 @@ pub struct Args {
     /// Working directory
     #[arg(long, short = 'C', value_name = "DIR")]
     cwd: Option<String>,
+    /// Who it runs as, by name or number; the template's user when not given
+    #[arg(long, short, value_name = "USER[:GROUP]")]
+    user: Option<String>,
     /// A variable over those of the machine; may be given several times
     #[arg(long, short, value_name = "NAME=VALUE")]
     env: Vec<Pair>,
@@ -90,6 +93,7 @@ async fn run_here(context: &Context, args: Args) -> Result<u8, Failure> {
     let body = StartJob {
         command: args.shell.map_or(CommandLine::Argv(args.argv), CommandLine::Text),
         cwd: args.cwd,
+        user: args.user,
         env: args.env.into_iter().map(|Pair(k, v)| (k, v)).collect(),
         timeout_ms: Some(args.timeout.millis()),
         stdin: source.is_some(),

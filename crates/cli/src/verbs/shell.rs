@@ -44,6 +44,9 @@ pub struct Args {
     /// Working directory
     #[arg(long, short = 'C', value_name = "DIR")]
     cwd: Option<String>,
+    /// Who it runs as, by name or number; the template's user when not given
+    #[arg(long, short, value_name = "USER[:GROUP]", conflicts_with = "attach")]
+    user: Option<String>,
     /// A variable over those of the machine; may be given several times
     #[arg(long, short, value_name = "NAME=VALUE")]
     env: Vec<Pair>,
@@ -94,6 +97,7 @@ async fn start(client: &Client, machine: &MachineRef, args: Args) -> Result<Stri
     let body = StartJob {
         command,
         cwd: args.cwd,
+        user: args.user,
         env,
         timeout_ms: Some(limits::COMMAND_TIMEOUT_MAX_MS),
         stdin: true,

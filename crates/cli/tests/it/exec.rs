@@ -166,14 +166,15 @@ fn bytes_and_codes_pass_through_each_on_its_own_descriptor() {
         output(4, "stdout", 100, &bytes[100..]),
         exit(5, "exited", Some(7), None),
     ]);
-    let words = ["exec", "m-1", "-C", "/tmp", "-e", "A=b", "--timeout", "5s", "--", "prog", "-x", "--", "y z"];
+    let words =
+        ["exec", "m-1", "-C", "/tmp", "-u", "app:7", "-e", "A=b", "--timeout", "5s", "--", "prog", "-x", "--", "y z"];
     let out = command(&service, &words).output().expect("it runs");
     assert_eq!((out.status.code(), out.stdout, out.stderr), (Some(7), bytes, b"err\xff\n".to_vec()));
     let requests = service.requests();
     assert_eq!(requests[1].line, "POST /v1/machines/m-1/jobs?createdAt=2026-10-08T12%3A00%3A00.000Z");
     assert_eq!(
         requests[1].json(),
-        value!({"command": ["prog", "-x", "--", "y z"], "cwd": "/tmp", "env": {"A": "b"}, "timeoutMs": 5000, "stdin": false})
+        value!({"command": ["prog", "-x", "--", "y z"], "cwd": "/tmp", "user": "app:7", "env": {"A": "b"}, "timeoutMs": 5000, "stdin": false})
     );
     assert_eq!(requests.iter().map(what).collect::<Vec<_>>(), ["machine", "start", "events", "forget"]);
 }

@@ -231,7 +231,7 @@ impl pb::Guest for FakeGuest {
             let (job, end) = (Arc::clone(&job), self.end.clone());
             self.home.spawn(async move {
                 tokio::select! {
-                    () = Play { job, words, env, limit }.run() => {}
+                    () = Play { job, words, env, user: request.user, limit }.run() => {}
                     () = end.cancelled() => {}
                 }
             });

@@ -188,13 +188,26 @@ pub(super) struct Play {
     pub(super) job: Arc<FakeJob>,
     pub(super) words: Vec<String>,
     pub(super) env: HashMap<String, String>,
+    /// Who it runs as; empty: root. There are `root` and `app`, in `USER` then, and numbers.
+    pub(super) user: String,
     pub(super) limit: Option<Duration>,
 }
 
 impl Play {
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         use pb::job_exit::Cause;
         let began = Instant::now();
+        let (user, group) = self.user.split_once(':').unwrap_or((&self.user, "root"));
+        let there = |name: &str| matches!(name, "root" | "app") || name.bytes().all(|b| b.is_ascii_digit());
+        for (stage, name) in [("user", user), ("group", group)] {
+            if !there(name) {
+                let missing = pb::JobNotStarted { errno: libc::ENOENT, stage: stage.into(), ..Default::default() };
+                return self.job.push(missing, true);
+            }
+        }
+        if !user.is_empty() {
+            self.env.insert("USER".to_owned(), user.to_owned());
+        }
         let known = ["true", "exit", "echo", "sleep", "hang", "flood", "count", "cat", "printenv", "size"];
         if !self.words.first().is_some_and(|w| known.contains(&w.as_str())) {
             let missing = pb::JobNotStarted { errno: libc::ENOENT, stage: "exec".into(), ..Default::default() };

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use mainbrella_oci::ImageConfig;
+use mainbrella_types::machine::check_user;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat, openat2, statat};
 use rustix::io::Errno;
 
@@ -27,6 +28,8 @@ const HOSTS: &[u8] = b"127.0.0.1\tlocalhost machine\n::1\tlocalhost ip6-localhos
 /// Where the agent looks for what commands have by default.
 const OWN: &str = "mainbrella";
 const COMMANDS: &str = "commands";
+/// Where it looks for who they run as.
+const USER: &str = "user";
 const PROFILE_MAX: u64 = 1024 * 1024;
 const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const WITHIN: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS).union(ResolveFlags::NO_XDEV);
@@ -46,6 +49,9 @@ pub(super) fn furnish(root: &OwnedFd, config: &ImageConfig) -> io::Result<()> {
     take_away(&etc, OWN)?;
     let own = directory(root, &etc, OWN, 0o755, true)?;
     put(&own, COMMANDS, &commands(config), 0o644)?;
+    if let Some(user) = user(config)? {
+        put(&own, USER, format!("{user}\n").as_bytes(), 0o644)?;
+    }
     match config.env.iter().rev().find(|(name, _)| name == "PATH") {
         Some((_, path)) => keep_path(root, &etc, path),
         None => Ok(()),
@@ -60,6 +66,25 @@ fn commands(config: &ImageConfig) -> Vec<u8> {
         out.push_str(&format!("{name}={value}\0"));
     }
     out.into_bytes()
+}
+
+/// Who commands run as; `None`: root, as without it.
+///
+/// # Errors
+/// When it can be nobody: running as root instead would be more than the image asked for.
+fn user(config: &ImageConfig) -> io::Result<Option<&str>> {
+    // Some builders write the group's place and no group.
+    let user = config.user.strip_suffix(':').unwrap_or(&config.user);
+    if matches!(user, "" | "root" | "0" | "root:root" | "0:0") {
+        return Ok(None);
+    }
+    check_user(user).map_err(|_| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the USER of the image is no USER or USER:GROUP of letters, digits, `_`, `.` and `-`; build the image with one that is",
+        )
+    })?;
+    Ok(Some(user))
 }
 
 /// Login shells begin with a search path of their own: the image's is set again after that.
@@ -177,6 +202,29 @@ mod tests {
         assert!(!has_shell(&open(dir.path())));
         // Again, over itself.
         furnish(&open(dir.path()), &config()).expect("furnished");
+    }
+
+    #[test]
+    fn the_images_user_is_written_where_it_is_not_root() {
+        for (user, written) in [
+            ("", None),
+            ("root", None),
+            ("0:0", None),
+            ("0:", None),
+            ("node", Some("node\n")),
+            ("1000:1000", Some("1000:1000\n")),
+            ("app:", Some("app\n")),
+        ] {
+            let dir = tempfile::tempdir().expect("dir");
+            let config = ImageConfig { user: user.to_owned(), ..config() };
+            furnish(&open(dir.path()), &config).expect("furnished");
+            assert_eq!(fs::read_to_string(dir.path().join("etc/mainbrella/user")).ok().as_deref(), written, "{user:?}");
+        }
+        for bad in ["a b", "$USER", "app:a:b", "x\ny"] {
+            let dir = tempfile::tempdir().expect("dir");
+            let config = ImageConfig { user: bad.to_owned(), ..config() };
+            assert_eq!(furnish(&open(dir.path()), &config).expect_err(bad).kind(), io::ErrorKind::InvalidData);
+        }
     }
 
     #[test]

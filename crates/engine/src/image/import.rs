@@ -137,7 +137,10 @@ fn build_in(
 
     progress.event(Event::Step("Preparing the file system"));
     let root = open(&tree)?;
-    furnish::furnish(&root, &image.config).map_err(io("preparing the file system"))?;
+    furnish::furnish(&root, &image.config).map_err(|e| match e.kind() {
+        std::io::ErrorKind::InvalidData => ImageError::malformed(e.to_string()),
+        _ => ImageError::io("preparing the file system", e),
+    })?;
     if !furnish::has_shell(&root) {
         progress.event(Event::Line(
             "the image has no /bin/sh: its machines run programs, and no commands given as one line",

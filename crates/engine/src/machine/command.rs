@@ -25,6 +25,8 @@ pub struct CommandOrder {
     pub argv: Vec<String>,
     /// Working directory; `None`: `/workspace`.
     pub cwd: Option<String>,
+    /// Who it runs as, `USER[:GROUP]` by name or number; `None`: the template's user.
+    pub user: Option<String>,
     /// Environment on top of the machine's own.
     pub env: BTreeMap<String, String>,
     /// Time limit in the guest, milliseconds.
@@ -42,6 +44,7 @@ impl CommandOrder {
         JobOrder {
             command: self.text.map_or(JobCommand::Argv(self.argv), JobCommand::Text),
             cwd: self.cwd,
+            user: self.user,
             env: self.env,
             timeout_ms: self.timeout_ms,
             stdin: self.stdin,
@@ -110,7 +113,18 @@ pub(crate) async fn link_lost(client: &GuestClient, fault: &GuestError) -> bool 
 
 pub(crate) fn not_started(errno: i32, stage: &str) -> EngineError {
     let why = std::io::Error::from_raw_os_error(errno);
+    let nobody = |what: &str| {
+        let message = format!(
+            "there is no such {what} in the machine: make it there as root, or name one of its /etc/{file}, or a number",
+            file = if what == "user" { "passwd" } else { "group" }
+        );
+        EngineError::new(ErrorCode::CommandNotStarted, message)
+    };
     let what = match (stage, errno) {
+        ("user", libc::ENOENT) => return nobody("user"),
+        ("group", libc::ENOENT) => return nobody("group"),
+        ("user" | "group", _) => "the user of the command could not be taken on",
+        ("output", _) => "the file for its output could not be opened",
         ("cwd", _) => "the working directory could not be entered",
         ("exec", _) => "the program could not be executed",
         ("pty", _) => "no terminal could be made",
@@ -152,5 +166,15 @@ mod tests {
         let e = not_started(libc::ENOENT, "exec");
         assert_eq!(e.code(), ErrorCode::CommandNotStarted);
         assert_eq!(e.message(), "the program could not be executed: no such file or directory");
+        let e = not_started(libc::ENOENT, "group");
+        assert_eq!(e.code(), ErrorCode::CommandNotStarted);
+        assert_eq!(
+            e.message(),
+            "there is no such group in the machine: make it there as root, or name one of its /etc/group, or a number"
+        );
+        assert_eq!(
+            not_started(libc::EFBIG, "user").message(),
+            "the user of the command could not be taken on: file too large"
+        );
     }
 }

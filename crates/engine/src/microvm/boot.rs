@@ -219,6 +219,8 @@ pub(super) async fn warm(client: &GuestClient, argv: &[&str]) {
     let request = pb::StartJobRequest {
         job_id: format!("warm-{}", argv[0].rsplit('/').next().unwrap_or("command")),
         argv: argv.iter().map(|a| a.as_bytes().to_vec()).collect(),
+        // Nobody of the template's need be there yet.
+        user: "0".to_owned(),
         timeout_ms: u64::try_from(WARM_PATIENCE.as_millis()).unwrap_or(0),
         output_limit: 1024,
         forget_when_followed: true,

@@ -114,7 +114,7 @@ async fn trees_go_both_ways_and_a_broken_one_is_not_passed_off_as_whole() {
     let bench = Bench::new();
     let (machine, _) = machine(&bench).await;
     let archive: Vec<u8> = (0..2_000_000u32).map(|i| (i % 251) as u8).collect();
-    let done = machine.unpack_tree(b"/t", body(&archive)).await.expect("unpacked");
+    let done = machine.unpack_tree(b"/t", body(&archive), false).await.expect("unpacked");
     assert_eq!((done.entries, done.bytes), (1, 2_000_000));
     let parts: Vec<_> = machine.pack_tree(b"/t").await.expect("opened").collect().await;
     let back: Vec<u8> = parts.into_iter().flat_map(|p| p.expect("whole")).collect();
@@ -123,10 +123,10 @@ async fn trees_go_both_ways_and_a_broken_one_is_not_passed_off_as_whole() {
     let parts: Vec<_> = machine.pack_tree(b"/t").await.expect("opened").collect().await;
     let last = parts.last().expect("something").as_ref().expect_err("broken");
     assert_eq!((last.code(), last.message()), (ErrorCode::FileError, "a file became shorter while it was read"));
-    let e = machine.unpack_tree(b"/t", body(b"evil")).await.expect_err("leads out");
+    let e = machine.unpack_tree(b"/t", body(b"evil"), false).await.expect_err("leads out");
     assert_eq!(e.code(), ErrorCode::InvalidRequest, "{e:?}");
     let broken = vec![Ok(Bytes::from_static(b"x")), Err(std::io::Error::other("gone"))];
-    let e = machine.unpack_tree(b"/t", futures::stream::iter(broken).boxed()).await.expect_err("cut");
+    let e = machine.unpack_tree(b"/t", futures::stream::iter(broken).boxed(), false).await.expect_err("cut");
     assert_eq!(e.code(), ErrorCode::InvalidRequest);
     assert_eq!(machine.pack_tree(b"/none").await.err().expect("none").code(), ErrorCode::FileNotFound);
 }
@@ -161,7 +161,7 @@ async fn four_at_once_the_others_wait_and_nobody_longer_than_thirty_seconds() {
 async fn a_reader_who_stands_still_gives_its_place_back_and_is_told() {
     let bench = Bench::new();
     let (machine, _) = machine(&bench).await;
-    machine.unpack_tree(b"/t", body(&vec![7; 3_000_000])).await.expect("unpacked");
+    machine.unpack_tree(b"/t", body(&vec![7; 3_000_000]), false).await.expect("unpacked");
     let mut stalled = Vec::new();
     for _ in 0..4 {
         let mut reader = machine.pack_tree(b"/t").await.expect("opened");

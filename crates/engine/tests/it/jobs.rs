@@ -38,6 +38,7 @@ fn job(text: &str) -> JobOrder {
     JobOrder {
         command: JobCommand::Argv(vec!["/bin/sh".into(), "-c".into(), text.into()]),
         cwd: Some("/".into()),
+        user: None,
         env: BTreeMap::new(),
         timeout_ms: 60_000,
         stdin: Bytes::new(),

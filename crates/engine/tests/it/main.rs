@@ -116,6 +116,7 @@ pub(crate) fn job(text: &str) -> JobOrder {
     JobOrder {
         command: JobCommand::Argv(argv),
         cwd: None,
+        user: None,
         env: BTreeMap::new(),
         timeout_ms: 600_000,
         stdin: Bytes::new(),

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use mainbrella_engine::{CommandEnding, MachineHandle, Omitted, WriteOptions};
+use mainbrella_engine::machine::jobs::JobOrder;
+use mainbrella_engine::{CommandEnding, CommandOrder, MachineHandle, Omitted, WriteOptions};
 use mainbrella_types::ErrorCode;
 
-use crate::{Bench, order};
+use crate::{Bench, job, order};
 
 async fn machine(bench: &Bench) -> MachineHandle {
     bench.engine.create(bench.intent("small", 600_000, None)).await.expect("made")
@@ -48,6 +49,23 @@ async fn a_time_out_is_a_result_and_a_missing_program_a_typed_error() {
     assert_eq!(machine.run(slow).await.expect("reported").ending, CommandEnding::TimedOut);
     let e = machine.run(order("no-such-program")).await.expect_err("cannot start");
     assert_eq!(e.code(), ErrorCode::CommandNotStarted);
+}
+
+#[tokio::test]
+async fn a_command_runs_as_the_user_it_names() {
+    let bench = Bench::new();
+    let machine = machine(&bench).await;
+    let of = |user: &str| CommandOrder { user: Some(user.to_owned()), ..order("printenv USER") };
+    for (user, said) in [("app", "app\n"), ("app:1000", "app\n"), ("1000", "1000\n")] {
+        assert_eq!(machine.run(of(user)).await.expect("ran").stdout.bytes, said, "{user}");
+    }
+    for (user, what) in [("nobody", "no such user"), ("app:staff", "no such group")] {
+        let e = machine.run(of(user)).await.expect_err("nobody of that name");
+        assert_eq!(e.code(), ErrorCode::CommandNotStarted);
+        assert!(e.message().contains(what), "{}", e.message());
+        let order = JobOrder { user: Some(user.to_owned()), ..job("true") };
+        assert_eq!(machine.start_job(order, None).await.expect_err("neither").code(), ErrorCode::CommandNotStarted);
+    }
 }
 
 #[tokio::test(start_paused = true)]

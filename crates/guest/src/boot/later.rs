@@ -1,8 +1,9 @@
 //! A root whose disk is mounted after the agent began to serve.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{BootError, root, system};
+use crate::Defaults;
 
 /// The word on the kernel's command line that asks for it.
 const LATER: &str = "mainbrella.disk=later";
@@ -23,14 +24,15 @@ impl PendingRoot {
         Self { disk }
     }
 
-    /// Mounts the disk and makes the root ours, for every thread of this process. Blocks.
+    /// Mounts the disk and makes the root ours, for every thread of this process; gives what it says of commands. Blocks.
     ///
     /// # Errors
     /// When the disk holds no file system that can be mounted. The machine is of no use then.
-    pub fn enter(self) -> Result<(), BootError> {
+    pub fn enter(self) -> Result<Defaults, BootError> {
         root::switch(self.disk.as_deref())?;
         root::mount_late()?;
-        system::prepare();
-        Ok(())
+        let defaults = Defaults::of(Path::new("/"));
+        system::prepare(&defaults);
+        Ok(defaults)
     }
 }

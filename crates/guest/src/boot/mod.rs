@@ -7,6 +7,7 @@
 //! it when it is first told who it is: what is on that disk may then be another machine's than the one that was booted.
 
 mod disks;
+mod grow;
 mod idle;
 mod later;
 mod modules;
@@ -66,15 +67,13 @@ pub fn run() -> Result<(), BootError> {
     root::mount_lower(&lower)?;
     root::mount_cgroups()?;
     let disk = PendingRoot::new(upper);
-    let pending = if later::is_asked_for() {
-        Some(disk)
+    let (pending, defaults) = if later::is_asked_for() {
+        // Those of the template, until its root is entered.
+        (Some(disk), Defaults::of(Path::new(root::LOWER)))
     } else {
-        disk.enter()?;
-        None
+        (None, disk.enter()?)
     };
     idle::settle();
-    // They are the template's; before its root is entered, that is where it is mounted.
-    let defaults = Defaults::of(Path::new(if pending.is_some() { root::LOWER } else { "/" }));
     let cgroup = UserCgroup::create(Path::new("/sys/fs/cgroup"), "user").step("the cgroup `user`")?;
 
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount, mount_move};
 
-use super::{BootError, Step};
+use super::{BootError, Step, grow, say};
 
 const NEW_ROOT: &CStr = c"/newroot";
 /// Where the template's image is mounted.
@@ -52,6 +52,12 @@ pub(super) fn switch(upper: Option<&Path>) -> Result<(), BootError> {
         Some(upper) => {
             let options = c"noinit_itable,errors=remount-ro";
             mount_at(&name(upper), "/upper", "ext4", MountFlags::NOATIME, options)?;
+            match grow::to_device(upper, Path::new("/upper")) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => say(&format!("the disk's file system has {} MiB now", bytes >> 20)),
+                // It is as large as it was, and as good.
+                Err(error) => say(&format!("the disk's file system did not grow: {error}")),
+            }
         }
         None => mount_at("tmpfs", "/upper", "tmpfs", MountFlags::NOATIME, c"mode=0755,size=50%")?,
     }

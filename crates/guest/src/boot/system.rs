@@ -3,13 +3,14 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::{network, say};
+use crate::{Defaults, users};
 
 /// Makes the console our output and nothing our input.
 pub(super) fn use_console() {
@@ -28,7 +29,7 @@ pub(super) fn use_console() {
 }
 
 /// Sets up what can be set up; what cannot is said on the console, and the machine goes on without.
-pub(super) fn prepare() {
+pub(super) fn prepare(defaults: &Defaults) {
     let tell = |what: &str, result: io::Result<()>| {
         if let Err(error) = result {
             say(&format!("{what}: {error}"));
@@ -38,7 +39,8 @@ pub(super) fn prepare() {
     tell("loopback", loopback_up());
     tell("network", network::prepare());
     tell("/run/mainbrella", crate::reseed::prepare(Path::new(crate::reseed::SEATS)));
-    tell("/workspace", workspace(Path::new("/workspace")));
+    let owner = defaults.user.as_deref().and_then(|user| users::resolve(user, Path::new("/etc")).ok());
+    tell("/workspace", workspace(Path::new("/workspace"), owner.map(|who| (who.uid, who.gid))));
     tell("/etc/hosts", write_missing(Path::new("/etc/hosts"), "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"));
     tell("/etc/resolv.conf", write_missing(Path::new("/etc/resolv.conf"), "# Written by the machine's network.\n"));
     // The agent is the last to go when memory ends; its children are put back to normal as they start.
@@ -49,12 +51,19 @@ pub(super) fn prepare() {
     tell("file limit", setrlimit(Resource::Nofile, files).map_err(io::Error::from));
 }
 
-fn workspace(path: &Path) -> io::Result<()> {
+/// Makes the workspace where there is none. One that is root's and that nothing was put in becomes `owner`'s.
+fn workspace(path: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     match std::fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?,
     }
+    let Some((uid, gid)) = owner else { return Ok(()) };
+    let stat = path.symlink_metadata()?;
+    if stat.is_dir() && (stat.uid(), stat.gid()) == (0, 0) && std::fs::read_dir(path)?.next().is_none() {
+        std::os::unix::fs::lchown(path, Some(uid), Some(gid))?;
+    }
+    Ok(())
 }
 
 /// Writes a file that is not there. A symbolic link that leads nowhere counts as there: somebody wanted it so.
@@ -82,6 +91,27 @@ fn loopback_up() -> io::Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_workspace_of_roots_becomes_the_users() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("workspace");
+        let owner = || (path.metadata().unwrap().uid(), path.metadata().unwrap().gid());
+        workspace(&path, None).unwrap();
+        assert_eq!(owner(), (0, 0));
+        std::fs::write(path.join("file"), "").unwrap();
+        workspace(&path, Some((1000, 1001))).unwrap();
+        assert_eq!(owner(), (0, 0), "somebody has put something there");
+        std::fs::remove_file(path.join("file")).unwrap();
+        workspace(&path, Some((1000, 1001))).unwrap();
+        assert_eq!(owner(), (1000, 1001));
+        workspace(&path, Some((5, 5))).unwrap();
+        assert_eq!(owner(), (1000, 1001), "it has an owner");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o755);
+    }
 
     #[test]
     fn what_is_there_stays_as_it_is() {

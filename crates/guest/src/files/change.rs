@@ -9,7 +9,7 @@ use mainbrella_guest_protocol::{fault, pb};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{failed, failed_io, parent_of, path_of, stat, stat_in, tree_failed};
+use super::{Owner, failed, failed_io, make_dirs, parent_of, path_of, stat, stat_in, tree_failed};
 
 /// Longest time a change may take, whatever the host says.
 const DEADLINE_MAX: Duration = Duration::from_secs(600);
@@ -25,13 +25,13 @@ fn mode_of(bits: u32) -> Result<Mode, ConnectError> {
     Ok(Mode::from_raw_mode(bits))
 }
 
-/// Makes a directory with exactly this mode.
-pub(crate) fn make_dir(request: &pb::MakeDirRequest) -> Result<pb::FileStat, ConnectError> {
+/// Makes a directory with exactly this mode, which belongs to `owner`.
+pub(crate) fn make_dir(request: &pb::MakeDirRequest, owner: Option<Owner>) -> Result<pb::FileStat, ConnectError> {
     let mode = mode_of(request.mode)?;
     if request.recursive
         && let Some(parent) = path_of(&request.path)?.parent()
     {
-        std::fs::create_dir_all(parent).map_err(failed_io("parents"))?;
+        make_dirs(parent, owner).map_err(failed_io("parents"))?;
     }
     let (parent, name) = parent_of(&request.path)?;
     match rustix::fs::mkdirat(&parent, name.as_slice(), mode) {
@@ -48,6 +48,7 @@ pub(crate) fn make_dir(request: &pb::MakeDirRequest) -> Result<pb::FileStat, Con
     // Again, past what the umask took away.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(&parent, name.as_slice(), flags, Mode::empty()).map_err(failed("mkdir"))?;
+    Owner::give(owner, &made).map_err(failed("chown"))?;
     rustix::fs::fchmod(&made, mode).map_err(failed("chmod"))?;
     stat_in(parent.as_fd(), &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("stat"))
 }

@@ -7,7 +7,7 @@ mod tree;
 mod watch;
 mod write;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use connectrpc::ConnectError;
 use mainbrella_guest_protocol::limits::PATH_MAX;
 use mainbrella_guest_protocol::{fault, pb};
 use mainbrella_tree::TreeError;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 pub(crate) use change::{chmod, make_dir, remove, rename};
@@ -24,6 +24,39 @@ pub(crate) use read::read;
 pub(crate) use tree::{pack, unpack};
 pub(crate) use watch::watch;
 pub(crate) use write::write;
+
+/// Whom what is made belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Owner {
+    fn ids(self) -> (Option<Uid>, Option<Gid>) {
+        (Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))
+    }
+
+    /// Gives a file or directory away that was just made.
+    pub(crate) fn give(owner: Option<Self>, made: impl AsFd) -> Result<(), Errno> {
+        let Some((uid, gid)) = owner.map(Self::ids) else { return Ok(()) };
+        rustix::fs::fchown(made, uid, gid)
+    }
+}
+
+/// Makes `path` and what is missing above it. What is there keeps its owner.
+pub(crate) fn make_dirs(path: &Path, owner: Option<Owner>) -> std::io::Result<()> {
+    let Some((uid, gid)) = owner.map(Owner::ids) else { return std::fs::create_dir_all(path) };
+    let missing: Vec<_> = path.ancestors().take_while(|dir| !dir.is_dir()).collect();
+    for dir in missing.into_iter().rev() {
+        match std::fs::create_dir(dir) {
+            Err(_) if dir.is_dir() => continue,
+            other => other?,
+        }
+        rustix::fs::chownat(rustix::fs::CWD, dir, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
 
 /// Checks a path from a request.
 pub(crate) fn path_of(bytes: &[u8]) -> Result<PathBuf, ConnectError> {

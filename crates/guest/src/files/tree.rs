@@ -6,11 +6,11 @@ use connectrpc::{ConnectError, InboundStream};
 use futures::{Stream, StreamExt};
 use mainbrella_guest_protocol::limits::{CHUNK_BYTES, CHUNK_BYTES_MAX};
 use mainbrella_guest_protocol::{fault, pb};
-use mainbrella_tree::{PackOptions, Packer, UnpackOptions, Unpacker};
+use mainbrella_tree::{Owners, PackOptions, Packer, UnpackOptions, Unpacker};
 use rustix::fs::{CWD, Mode, OFlags};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{failed, failed_io, path_of, tree_failed};
+use super::{Owner, failed, failed_io, make_dirs, path_of, tree_failed};
 use crate::service::blocking;
 
 /// Packs what is at `path`; a link there is followed.
@@ -34,14 +34,16 @@ pub(crate) async fn pack(
     }))
 }
 
-/// Unpacks below a directory, which is made when it is not there.
+/// Unpacks below a directory, which is made when it is not there. What is made belongs to `owner`, unless the archive is to
+/// say whom it belongs to.
 pub(crate) async fn unpack(
     mut requests: InboundStream<pb::UnpackTreeRequest>,
+    owner: Option<Owner>,
 ) -> Result<pb::UnpackTreeResponse, ConnectError> {
     let no_start = || fault("start", 0, "the first message says where to unpack");
     let first = requests.next().await.ok_or_else(no_start)??.to_owned_message();
     let start = first.start.into_option().ok_or_else(no_start)?;
-    let mut unpacker = blocking(move || begin(&start)).await?;
+    let mut unpacker = blocking(move || begin(&start, owner)).await?;
     let (mut data, mut finish) = (first.data, first.finish);
     loop {
         if data.len() > CHUNK_BYTES_MAX {
@@ -68,13 +70,18 @@ pub(crate) async fn unpack(
     }
 }
 
-fn begin(start: &pb::UnpackTreeStart) -> Result<Unpacker, ConnectError> {
+fn begin(start: &pb::UnpackTreeStart, owner: Option<Owner>) -> Result<Unpacker, ConnectError> {
     let path = path_of(&start.path)?;
     let new = !path.exists();
     if new {
-        std::fs::create_dir_all(&path).map_err(failed_io("parents"))?;
+        make_dirs(&path, owner.filter(|_| !start.keep_owners)).map_err(failed_io("parents"))?;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed("open"))?;
-    Ok(Unpacker::new(root, UnpackOptions { owners: false, mode_mask: 0o7777, own_root: new }))
+    let owners = match owner {
+        _ if start.keep_owners => Owners::Archive,
+        Some(owner) => Owners::All(owner.uid, owner.gid),
+        None => Owners::Unpacker,
+    };
+    Ok(Unpacker::new(root, UnpackOptions { owners, mode_mask: 0o7777, own_root: new }))
 }

@@ -15,14 +15,17 @@ use mainbrella_guest_protocol::{fault, pb};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
-use super::{failed, failed_io, path_of};
+use super::{Owner, failed, failed_io, make_dirs, path_of};
 use crate::service::blocking;
 
 /// Links followed to a target before it counts as a circle.
 const LINKS_MAX: usize = 40;
 
-/// Takes a file from `requests`; gives its size.
-pub(crate) async fn write(mut requests: InboundStream<pb::WriteFileRequest>) -> Result<u64, ConnectError> {
+/// Takes a file from `requests`, which belongs to `owner` unless it replaces one; gives its size.
+pub(crate) async fn write(
+    mut requests: InboundStream<pb::WriteFileRequest>,
+    owner: Option<Owner>,
+) -> Result<u64, ConnectError> {
     let first = match requests.next().await {
         Some(first) => first?.to_owned_message(),
         None => return Err(fault("start", 0, "the first message says what to write")),
@@ -30,7 +33,7 @@ pub(crate) async fn write(mut requests: InboundStream<pb::WriteFileRequest>) -> 
     let Some(start) = first.start.into_option() else {
         return Err(fault("start", 0, "the first message says what to write"));
     };
-    let mut draft = blocking(move || Draft::begin(&start)).await?;
+    let mut draft = blocking(move || Draft::begin(&start, owner)).await?;
     let (mut data, mut finish) = (Bytes::from(first.data), first.finish);
     loop {
         if data.len() > CHUNK_BYTES_MAX {
@@ -71,7 +74,7 @@ impl Drop for Draft {
 }
 
 impl Draft {
-    fn begin(start: &pb::WriteFileStart) -> Result<Self, ConnectError> {
+    fn begin(start: &pb::WriteFileStart, owner: Option<Owner>) -> Result<Self, ConnectError> {
         let mut path = path_of(&start.path)?;
         if start.mode > 0o7777 {
             return Err(fault("mode", 0, "mode: permission bits, at most 07777"));
@@ -82,7 +85,7 @@ impl Draft {
         if start.create_parents
             && let Some(parent) = path.parent()
         {
-            std::fs::create_dir_all(parent).map_err(failed_io("parents"))?;
+            make_dirs(parent, owner).map_err(failed_io("parents"))?;
         }
         let mut replaced = None;
         for links in 0.. {
@@ -120,6 +123,8 @@ impl Draft {
         if let Some(stat) = replaced {
             let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
             rustix::fs::fchown(&draft.file, Some(uid), Some(gid)).map_err(failed("chown"))?;
+        } else {
+            Owner::give(owner, &draft.file).map_err(failed("chown"))?;
         }
         rustix::fs::fchmod(&draft.file, Mode::from_raw_mode(mode)).map_err(failed("chmod"))?;
         Ok(draft)

@@ -11,7 +11,7 @@ mod stdin;
 mod tests;
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,7 +26,8 @@ pub(crate) use job::Job;
 pub(crate) use request::{check_env, size_of};
 pub(crate) use stdin::StdinError;
 
-use crate::{Reaper, UserCgroup};
+use crate::service::blocking;
+use crate::{Defaults, Reaper, UserCgroup, users};
 
 /// Background writers whose output nobody reads any more, at once. They are drained, so that a server started
 /// with `&` does not die of its own log.
@@ -46,12 +47,11 @@ struct Inner {
     budget: Arc<Budget>,
     leftovers: Arc<Semaphore>,
     births: AtomicU64,
-    cwd: Option<CString>,
 }
 
 impl Jobs {
-    /// An empty table. Jobs are moved to `cgroup` where there is one, and begin in `cwd` where that is.
-    pub(crate) fn new(reaper: Reaper, cgroup: Option<UserCgroup>, cwd: Option<CString>) -> Self {
+    /// An empty table. Jobs are moved to `cgroup` where there is one.
+    pub(crate) fn new(reaper: Reaper, cgroup: Option<UserCgroup>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 table: Mutex::default(),
@@ -60,7 +60,6 @@ impl Jobs {
                 budget: Arc::new(Budget::of_this_machine()),
                 leftovers: Arc::new(Semaphore::new(LEFTOVERS_MAX)),
                 births: AtomicU64::new(0),
-                cwd,
             }),
         }
     }
@@ -74,15 +73,23 @@ impl Jobs {
     /// # Errors
     /// A request out of bounds, or a table full of running jobs. That a process could not be started is not an
     /// error: the job exists and its log says so.
-    pub(crate) fn start(
+    pub(crate) async fn start(
         &self,
         request: pb::StartJobRequest,
         base_env: &HashMap<String, String>,
+        defaults: &Defaults,
     ) -> Result<Arc<Job>, ConnectError> {
         if let Some(job) = self.table().get(&request.job_id) {
             return Ok(job.clone());
         }
-        let checked = request::check(request, base_env, self.inner.cwd.as_deref())?;
+        let (who, unknown) = match request::user_of(&request, defaults)? {
+            None => (None, None),
+            Some(text) => match blocking(move || Ok(users::resolve(&text, Path::new("/etc")))).await? {
+                Ok(who) => (Some(who), None),
+                Err(unknown) => (None, Some(unknown)),
+            },
+        };
+        let checked = request::check(request, base_env, defaults.cwd.as_deref(), who)?;
         let mut table = self.table();
         if let Some(job) = table.get(&checked.id) {
             return Ok(job.clone());
@@ -92,7 +99,10 @@ impl Jobs {
         let job = Arc::new(Job::new(&checked, birth, self.inner.reaper.clone(), self.inner.budget.clone()));
         table.insert(checked.id.clone(), job.clone());
         drop(table);
-        pump::launch(&job, &checked, self.inner.cgroup.as_ref(), self.inner.leftovers.clone());
+        match unknown {
+            Some(unknown) => pump::not_started(&job, unknown.stage, unknown.errno),
+            None => pump::launch(&job, &checked, self.inner.cgroup.as_ref(), self.inner.leftovers.clone()),
+        }
         Ok(job)
     }
 

@@ -84,7 +84,7 @@ pub(crate) fn launch(job: &Arc<Job>, request: &Checked, cgroup: Option<&UserCgro
     }
 }
 
-fn not_started(job: &Job, stage: &'static str, errno: i32) {
+pub(crate) fn not_started(job: &Job, stage: &'static str, errno: i32) {
     job.stdin.close();
     job.with_log(|log| log.push(Happened::NotStarted { errno, stage }));
 }
@@ -107,6 +107,7 @@ impl Pump {
                 .try_for_each(|(output, fd)| Source::new(output, fd).map(|source| sources.push(source)))
                 .and_then(|()| stdin.map(watch).transpose())
                 .map(|stdin| input = stdin.map(Arc::new)),
+            Channels::File { stdin } => stdin.map(watch).transpose().map(|stdin| input = stdin.map(Arc::new)),
             Channels::Pty { master } => Source::new(Output::Stdout, master).map(|source| {
                 self.job.set_terminal(Some(source.fd.clone()));
                 input = Some(source.fd.clone());

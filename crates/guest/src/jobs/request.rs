@@ -12,6 +12,8 @@ use mainbrella_guest_protocol::limits::{
 use mainbrella_guest_protocol::pb;
 
 use super::spawn::{DEFAULT_PATH, Program, TerminalSize};
+use crate::Defaults;
+use crate::users::{Identity, is_user};
 
 /// What a request comes to.
 #[derive(Debug)]
@@ -30,11 +32,25 @@ fn invalid(message: &'static str) -> ConnectError {
     ConnectError::invalid_argument(message)
 }
 
-/// Checks `request`; `base_env` is what `Configure` set, `base_cwd` what the image says.
+/// Who the process is to be, `USER[:GROUP]`; `None`: who the agent is.
+pub(crate) fn user_of(request: &pb::StartJobRequest, defaults: &Defaults) -> Result<Option<String>, ConnectError> {
+    if request.user.is_empty() {
+        return Ok(defaults.user.clone());
+    }
+    if !is_user(&request.user) {
+        return Err(invalid(
+            "user: USER or USER:GROUP by name or number, at most 32 letters, digits, `_`, `.`, `-` each",
+        ));
+    }
+    Ok(Some(request.user.clone()))
+}
+
+/// Checks `request`; `base_env` is what `Configure` set, `base_cwd` what the image says, `who` the user it runs as.
 pub(crate) fn check(
     request: pb::StartJobRequest,
     base_env: &HashMap<String, String>,
     base_cwd: Option<&CStr>,
+    who: Option<Identity>,
 ) -> Result<Checked, ConnectError> {
     let id = request.job_id;
     if id.is_empty() || id.len() > JOB_ID_MAX || !id.bytes().all(|b| b.is_ascii_graphic()) {
@@ -55,7 +71,7 @@ pub(crate) fn check(
         return Err(invalid("cwd: an absolute path of at most 4095 bytes"));
     }
     let cwd = if request.cwd.is_empty() {
-        default_cwd(base_cwd)
+        default_cwd(base_cwd, who.as_ref())
     } else {
         CString::new(request.cwd).map_err(|_| invalid("cwd: NUL in the path"))?
     };
@@ -67,8 +83,19 @@ pub(crate) fn check(
     }
     check_env(request.env.iter())?;
     let pty = request.pty.as_option().map(size_of).transpose()?;
-    let mut env: BTreeMap<String, String> = [("PATH", DEFAULT_PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")]
+    let output = match request.output_file.as_slice() {
+        [] => None,
+        _ if pty.is_some() => return Err(invalid("output_file: not with a terminal")),
+        path if path[0] != b'/' || path.len() > PATH_MAX => {
+            return Err(invalid("output_file: an absolute path of at most 4095 bytes"));
+        }
+        path => Some(CString::new(path).map_err(|_| invalid("output_file: NUL in the path"))?),
+    };
+    let home = who.as_ref().map_or("/root", |who| who.home.as_str());
+    let name = who.as_ref().and_then(|who| who.name.as_deref());
+    let mut env: BTreeMap<String, String> = [("PATH", DEFAULT_PATH), ("HOME", home), ("LANG", "C.UTF-8")]
         .into_iter()
+        .chain(name.into_iter().flat_map(|name| [("USER", name), ("LOGNAME", name)]))
         .chain(pty.map(|_| ("TERM", "xterm-256color")))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
@@ -76,7 +103,7 @@ pub(crate) fn check(
     env.extend(request.env);
     Ok(Checked {
         id,
-        program: Program { argv, cwd, env, stdin: request.stdin_open || !request.stdin.is_empty(), pty },
+        program: Program { argv, cwd, env, stdin: request.stdin_open || !request.stdin.is_empty(), pty, output, who },
         timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms)),
         stdin: request.stdin,
         stdin_open: request.stdin_open || pty.is_some(),
@@ -111,8 +138,9 @@ pub(crate) fn size_of(size: &pb::PtySize) -> Result<TerminalSize, ConnectError> 
     }
 }
 
-fn default_cwd(base: Option<&CStr>) -> CString {
-    for dir in base.into_iter().chain([c"/workspace", c"/root"]) {
+fn default_cwd(base: Option<&CStr>, who: Option<&Identity>) -> CString {
+    let home = who.map_or_else(|| c"/root".to_owned(), |who| CString::new(who.home.as_str()).unwrap_or_default());
+    for dir in base.into_iter().chain([c"/workspace", home.as_c_str()]) {
         let stat = rustix::fs::stat(dir);
         if stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()) {
             return dir.to_owned();

@@ -10,13 +10,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Gid, Mode, OFlags, Uid, fchown};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 use tokio::sync::oneshot;
 
 use crate::reaper::{Reaper, WaitStatus};
+use crate::users::Identity;
 
 /// Where programs are looked for when nobody says.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -42,13 +43,27 @@ pub(crate) struct Program {
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) stdin: bool,
     pub(crate) pty: Option<TerminalSize>,
+    /// The file its output is appended to, instead of pipes.
+    pub(crate) output: Option<CString>,
+    /// Who it runs as; `None`: who the agent is.
+    pub(crate) who: Option<Identity>,
 }
 
 /// Our ends of what the child was given.
 #[derive(Debug)]
 pub(crate) enum Channels {
-    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
-    Pty { master: OwnedFd },
+    Pipes {
+        stdin: Option<OwnedFd>,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
+    Pty {
+        master: OwnedFd,
+    },
+    /// Its output goes to a file.
+    File {
+        stdin: Option<OwnedFd>,
+    },
 }
 
 /// A child that may not yet be the program.
@@ -86,11 +101,12 @@ impl Failure {
     }
 }
 
-const STAGES: [&str; 4] = ["cwd", "exec", "pty", "fork"];
+const STAGES: [&str; 5] = ["cwd", "exec", "pty", "fork", "user"];
 const STAGE_CWD: u32 = 0;
 const STAGE_EXEC: u32 = 1;
 const STAGE_PTY: u32 = 2;
 const STAGE_FORK: u32 = 3;
+const STAGE_USER: u32 = 4;
 
 /// Starts `program`; `cgroup` is the open `cgroup.procs` it moves itself into.
 pub(crate) fn start(reaper: &Reaper, program: &Program, cgroup: Option<&File>) -> Result<Started, Failure> {
@@ -143,6 +159,9 @@ fn open_channels(program: &Program) -> Result<(Channels, ChildEnds), Failure> {
         let slave = rustix::fs::open(&*name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
         let slave = slave.map_err(&failed)?;
         rustix::termios::tcsetwinsize(&slave, size.winsize()).map_err(&failed)?;
+        if let Some(who) = &program.who {
+            fchown(&slave, Some(Uid::from_raw(who.uid)), None).map_err(&failed)?;
+        }
         set_nonblocking(&master).map_err(&failed)?;
         return Ok((Channels::Pty { master }, ChildEnds::Pty(slave)));
     }
@@ -156,11 +175,49 @@ fn open_channels(program: &Program) -> Result<(Channels, ChildEnds), Failure> {
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         (None, null.map_err(&failed)?)
     };
+    if program.stdin {
+        give(&stdin_child, program.who.as_ref()).map_err(Failure::at("user"))?;
+    }
+    if let Some(path) = &program.output {
+        let file = open_output(path, program.who.as_ref()).map_err(Failure::at("output"))?;
+        let again = rustix::io::fcntl_dupfd_cloexec(&file, 3).map_err(&failed)?;
+        return Ok((Channels::File { stdin }, ChildEnds::Pipes(stdin_child, file, again)));
+    }
     let (stdout, stdout_child) = pipe_with(PipeFlags::CLOEXEC).map_err(&failed)?;
     let (stderr, stderr_child) = pipe_with(PipeFlags::CLOEXEC).map_err(&failed)?;
     set_nonblocking(&stdout).map_err(&failed)?;
     set_nonblocking(&stderr).map_err(&failed)?;
+    for end in [&stdout_child, &stderr_child] {
+        give(end, program.who.as_ref()).map_err(Failure::at("user"))?;
+    }
     Ok((Channels::Pipes { stdin, stdout, stderr }, ChildEnds::Pipes(stdin_child, stdout_child, stderr_child)))
+}
+
+/// Makes a pipe the user's: a program may open it once more, as `/dev/stdout`.
+fn give(pipe: &OwnedFd, who: Option<&Identity>) -> Result<(), rustix::io::Errno> {
+    who.map_or(Ok(()), |who| fchown(pipe, Some(Uid::from_raw(who.uid)), Some(Gid::from_raw(who.gid))))
+}
+
+/// Opens a file to append to; one that is made belongs to the user. Anything that is no regular file is refused, and not
+/// waited for.
+fn open_output(path: &CString, who: Option<&Identity>) -> Result<OwnedFd, rustix::io::Errno> {
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o644));
+    let file = match made {
+        Ok(file) => {
+            give(&file, who)?;
+            file
+        }
+        Err(rustix::io::Errno::EXIST) => rustix::fs::open(path, flags, Mode::empty())?,
+        Err(errno) => return Err(errno),
+    };
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    if kind != rustix::fs::FileType::RegularFile {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
+    Ok(file)
 }
 
 fn set_nonblocking(fd: &OwnedFd) -> Result<(), rustix::io::Errno> {
@@ -178,6 +235,7 @@ struct ChildFds {
 /// Pointers for `execve`, made before the fork: a child of a threaded process may not allocate.
 struct Plan<'a> {
     cwd: &'a CString,
+    who: Option<&'a Identity>,
     /// Where the program may be, in order.
     candidates: Vec<CString>,
     argv: Vec<*const libc::c_char>,
@@ -208,7 +266,15 @@ impl<'a> Plan<'a> {
         let script_argv =
             [c"/bin/sh".as_ptr(), std::ptr::null()].into_iter().chain(argv[1..].iter().copied()).map(Cell::new);
         let env_pointers = env.iter().map(|entry| entry.as_ptr()).chain([std::ptr::null()]).collect();
-        Self { cwd: &program.cwd, candidates, script_argv: script_argv.collect(), argv, env: env_pointers, _env: env }
+        Self {
+            cwd: &program.cwd,
+            who: program.who.as_ref(),
+            candidates,
+            script_argv: script_argv.collect(),
+            argv,
+            env: env_pointers,
+            _env: env,
+        }
     }
 
     /// The child's whole life until it is the program.
@@ -264,6 +330,14 @@ impl<'a> Plan<'a> {
                 let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
                 libc::write(score, c"0".as_ptr().cast(), 1);
                 libc::close(score);
+            }
+            // By the system calls: the C library's functions would want all threads to agree.
+            if let Some(who) = self.who
+                && (libc::syscall(libc::SYS_setgroups, who.groups.len(), who.groups.as_ptr()) < 0
+                    || libc::syscall(libc::SYS_setresgid, who.gid, who.gid, who.gid) < 0
+                    || libc::syscall(libc::SYS_setresuid, who.uid, who.uid, who.uid) < 0)
+            {
+                fail(STAGE_USER);
             }
             libc::umask(0o022);
             if libc::chdir(self.cwd.as_ptr()) < 0 {

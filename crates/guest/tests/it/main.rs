@@ -7,4 +7,5 @@ mod files;
 mod jobs;
 mod support;
 mod trees;
+mod users;
 mod watching;

@@ -8,7 +8,7 @@ use mainbrella_api::{CommandLine, CommandResult, OmittedRange, RunCommand};
 use mainbrella_engine::machine::files::check_path;
 use mainbrella_engine::{Captured, CommandEnding, CommandOrder, CommandOutcome};
 use mainbrella_types::limits;
-use mainbrella_types::machine::check_env;
+use mainbrella_types::machine::{check_env, check_user};
 
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult};
@@ -47,6 +47,7 @@ fn order(body: RunCommand) -> ApiResult<CommandOrder> {
     check_command(&body.command)?;
     check_env(&body.env)?;
     check_cwd(body.cwd.as_deref())?;
+    body.user.as_deref().map_or(Ok(()), check_user)?;
     let timeout_ms = body.timeout_ms.unwrap_or(limits::COMMAND_TIMEOUT_DEFAULT_MS);
     if !(1..=limits::COMMAND_TIMEOUT_MAX_MS).contains(&timeout_ms) {
         return Err(ApiError::invalid("timeoutMs must be 1 to 86400000."));
@@ -73,6 +74,7 @@ fn order(body: RunCommand) -> ApiResult<CommandOrder> {
         text,
         argv,
         cwd: body.cwd,
+        user: body.user,
         env: body.env,
         timeout_ms,
         stdin: Bytes::from(stdin),
@@ -152,6 +154,10 @@ mod tests {
         let o = parse(json!({"command": ["/bin/echo", ""], "stdinBase64": "aGk=", "cwd": "/tmp"})).expect("valid");
         assert_eq!((o.text, o.argv), (None, vec!["/bin/echo".to_owned(), String::new()]));
         assert_eq!(&o.stdin[..], b"hi");
+        assert_eq!(
+            (o.user, parse(json!({"command": "a", "user": "app:1000"})).expect("valid").user),
+            (None, Some("app:1000".to_owned()))
+        );
     }
 
     #[test]
@@ -164,6 +170,10 @@ mod tests {
             json!({"command": long}),
             json!({"command": vec!["a"; 1025]}),
             json!({"command": "a", "cwd": "tmp"}),
+            json!({"command": "a", "user": ""}),
+            json!({"command": "a", "user": "a:b:c"}),
+            json!({"command": "a", "user": "a b"}),
+            json!({"command": "a", "user": "u".repeat(33)}),
             json!({"command": "a", "timeoutMs": 0}),
             json!({"command": "a", "timeoutMs": 86_400_001}),
             json!({"command": "a", "outputLimitBytes": 0}),

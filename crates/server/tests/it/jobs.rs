@@ -176,6 +176,9 @@ async fn a_start_is_refused_when_it_cannot_be_and_happens_once_under_a_key() {
         async move { s.post_with(&path, body, &headers).await }
     };
     assert_eq!(start(json!({"command": "no-such-program"}), vec![]).await.code(), "command_not_started");
+    let nobody = start(json!({"command": "true", "user": "nobody"}), vec![]).await;
+    assert_eq!(nobody.code(), "command_not_started");
+    assert_eq!(start(json!({"command": "true", "user": "a b"}), vec![]).await.code(), "invalid_request");
     assert_eq!(start(json!({"command": "true", "timeoutMs": 0}), vec![]).await.code(), "invalid_request");
     assert_eq!(start(json!({"command": "true", "shell": 1}), vec![]).await.code(), "invalid_request");
     assert_eq!(s.get(&m.path("/jobs")).await.ok()["executions"], json!([]), "nothing is left of them");

@@ -215,6 +215,13 @@ async fn commands_report_what_happened() {
     assert_eq!(r["stdoutOmitted"]["length"], 99_000);
     assert_eq!(STANDARD.decode(r["stdoutBase64"].as_str().unwrap()).unwrap().len(), 1000);
     assert_eq!(run(json!({"command": ["no-such-program"]})).await.code(), "command_not_started");
+    let r = run(json!({"command": "printenv USER", "user": "app:1000"})).await.ok();
+    assert_eq!(text(&r["stdoutBase64"]), "app\n");
+    let r = run(json!({"command": "printenv USER", "user": "nobody"})).await;
+    assert_eq!(r.code(), "command_not_started");
+    let said = r.json().to_string();
+    assert!(said.contains("no such user in the machine") && said.contains("/etc/passwd"), "{said}");
+    assert_eq!(run(json!({"command": "true", "user": ""})).await.code(), "invalid_request");
     let many = futures::future::join_all((0..200).map(|_| run(json!({"command": "exit 7"})))).await;
     assert!(many.iter().all(|r| r.json()["exitCode"] == 7));
 }

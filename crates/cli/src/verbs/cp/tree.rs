@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use indicatif::ProgressBar;
 use mainbrella_client::api::FileType;
 use mainbrella_client::{ClientError, Download, Upload};
-use mainbrella_tree::{PackOptions, Packer, TreeError, UnpackOptions, Unpacked, Unpacker};
+use mainbrella_tree::{Owners, PackOptions, Packer, TreeError, UnpackOptions, Unpacked, Unpacker};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::ReaderStream;
 
@@ -23,7 +23,7 @@ use crate::values::{MachineArg, Place};
 const AHEAD: usize = 4;
 
 /// What is unpacked here belongs to whoever unpacks, and takes no special bits.
-const HERE: UnpackOptions = UnpackOptions { owners: false, mode_mask: 0o777, own_root: true };
+const HERE: UnpackOptions = UnpackOptions { owners: Owners::Unpacker, mode_mask: 0o777, own_root: true };
 
 fn failed(what: &str, e: &TreeError) -> Failure {
     match e.errno {

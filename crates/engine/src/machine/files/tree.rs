@@ -57,9 +57,10 @@ pub(crate) async fn unpack(
     _hold: Hold,
     path: &[u8],
     body: BoxStream<'static, std::io::Result<Bytes>>,
+    keep_owners: bool,
 ) -> Result<TreeWritten, EngineError> {
     let client = link.client().await?;
-    let start = pb::UnpackTreeStart { path: path.to_vec(), ..Default::default() };
+    let start = pb::UnpackTreeStart { path: path.to_vec(), keep_owners, ..Default::default() };
     let form = Form {
         start: pb::UnpackTreeRequest { start: start.into(), ..Default::default() },
         data: |data| pb::UnpackTreeRequest { data, ..Default::default() },

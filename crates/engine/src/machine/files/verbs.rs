@@ -137,7 +137,8 @@ impl MachineHandle {
     }
 
     /// Unpacks a tar stream below `path`, which is made when it is missing. Files are replaced, links never written
-    /// through, and nothing outside of `path` is touched.
+    /// through, and nothing outside of `path` is touched. What is made belongs to the template's user, or with `keep_owners`
+    /// to the numbers the archive names.
     ///
     /// # Errors
     /// When the archive is malformed or leads out; what was unpacked before stays.
@@ -145,11 +146,12 @@ impl MachineHandle {
         &self,
         path: &[u8],
         body: BoxStream<'static, std::io::Result<Bytes>>,
+        keep_owners: bool,
     ) -> Result<TreeWritten, EngineError> {
         check_path(path)?;
         let hold = self.file_place().await?;
         let link = self.link()?;
-        self.unless_gone(tree::unpack(&link, hold, path, body)).await
+        self.unless_gone(tree::unpack(&link, hold, path, body, keep_owners)).await
     }
 
     /// Watches a directory, or with `recursive` everything below it on the same file system. Once this returns,

@@ -65,6 +65,8 @@ pub struct JobOrder {
     pub command: JobCommand,
     /// Working directory; `None`: the template's.
     pub cwd: Option<String>,
+    /// Who it runs as, `USER[:GROUP]` by name or number; `None`: the template's user.
+    pub user: Option<String>,
     /// Environment on top of the machine's own.
     pub env: BTreeMap<String, String>,
     /// Time limit in the guest, milliseconds.

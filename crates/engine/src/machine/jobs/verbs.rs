@@ -162,6 +162,7 @@ impl MachineHandle {
             job_id: id,
             argv: order.command.argv(),
             cwd: order.cwd.unwrap_or_default().into_bytes(),
+            user: order.user.unwrap_or_default(),
             env: order.env.into_iter().collect(),
             timeout_ms: order.timeout_ms,
             stdin_open: order.stdin_open,

@@ -132,3 +132,16 @@ pub async fn run(client: &GuestClient, request: pb::StartJobRequest) -> Told {
     let stream = client.streams().run_job(request).await.unwrap();
     tokio::time::timeout(Duration::from_secs(30), all(stream)).await.expect("the job ends")
 }
+
+/// An agent served over a pipe in memory, whose image names a user.
+pub async fn in_process_of(user: &str) -> GuestClient {
+    let reaper = Reaper::start(ReapMode::Known).unwrap();
+    let agent = Agent::new(AgentOptions {
+        authority: Authority::Process,
+        reaper,
+        cgroup: None,
+        defaults: mainbrella_guest::Defaults { user: Some(user.to_owned()), ..Default::default() },
+        pending: None,
+    });
+    attach(&agent).await
+}

@@ -39,7 +39,7 @@ pub(crate) async fn write_tree(
         query.finish()?;
         upload.check_announced(&headers)?;
         let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-        let unpack = handle.unpack_tree(path.as_bytes(), upload.stream());
+        let unpack = handle.unpack_tree(path.as_bytes(), upload.stream(), false);
         permit.while_valid(upload.blaming(unpack)).await
     };
     let done = unpacked.await?;

@@ -35,7 +35,7 @@ pub(crate) async fn write_workspace(
         query.finish()?;
         upload.check_announced(&headers)?;
         let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-        let unpack = handle.unpack_tree(WORKSPACE, upload.plain());
+        let unpack = handle.unpack_tree(WORKSPACE, upload.plain(), false);
         permit.while_valid(upload.blaming(unpack)).await
     };
     let done = unpacked.await?;

@@ -5,7 +5,7 @@ use http::HeaderMap;
 use mainbrella_api::{CommandLine, Job, StartJob};
 use mainbrella_engine::machine::jobs::{JobCommand, JobOrder, StartKey, TerminalSize};
 use mainbrella_types::limits;
-use mainbrella_types::machine::check_env;
+use mainbrella_types::machine::{check_env, check_user};
 use sha2::{Digest as _, Sha256};
 
 use crate::auth::Permit;
@@ -57,6 +57,7 @@ fn order(body: StartJob) -> ApiResult<JobOrder> {
     check_command(&body.command)?;
     check_env(&body.env)?;
     check_cwd(body.cwd.as_deref())?;
+    body.user.as_deref().map_or(Ok(()), check_user)?;
     let timeout_ms = body.timeout_ms.unwrap_or(limits::JOB_TIMEOUT_DEFAULT_MS);
     if !(1..=limits::COMMAND_TIMEOUT_MAX_MS).contains(&timeout_ms) {
         return Err(ApiError::invalid("timeoutMs must be 1 to 86400000."));
@@ -67,6 +68,7 @@ fn order(body: StartJob) -> ApiResult<JobOrder> {
             CommandLine::Argv(argv) => JobCommand::Argv(argv),
         },
         cwd: body.cwd,
+        user: body.user,
         env: body.env,
         timeout_ms,
         stdin: Bytes::new(),
@@ -107,6 +109,10 @@ mod tests {
             json!({"command": "a", "timeoutMs": 0}),
             json!({"command": "a", "timeoutMs": 86_400_001}),
             json!({"command": "a", "cwd": "tmp"}),
+            json!({"command": "a", "user": ""}),
+            json!({"command": "a", "user": "a:b:c"}),
+            json!({"command": "a", "user": "a b"}),
+            json!({"command": "a", "user": "u".repeat(33)}),
             json!({"command": "a", "env": {"": "x"}}),
             json!({"command": "a", "pty": {"cols": 0, "rows": 24}}),
             json!({"command": "a", "pty": {"cols": 80, "rows": 4097}}),

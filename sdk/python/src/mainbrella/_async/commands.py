@@ -37,6 +37,7 @@ class AsyncCommands:
         *,
         timeout_ms: int = _RUN_TIMEOUT_MS,
         cwd: str | None = None,
+        user: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
         output_limit: int | None = None,
@@ -52,6 +53,7 @@ class AsyncCommands:
             command: a string runs as ``/bin/sh -lc STRING``; a list is the program and its arguments.
             timeout_ms: milliseconds after which the command is ended.
             cwd: working directory, absolute.
+            user: who it runs as, ``"USER"`` or ``"USER:GROUP"`` by name or number; default: the template's user, else root.
             env: variables over those of the machine. The machine can read them: no place for protected secrets.
             stdin: its whole standard input; without it the command reads end of file at once.
             output_limit: bytes kept of each of stdout and stderr, half from the start and half from the end.
@@ -65,7 +67,7 @@ class AsyncCommands:
             raise ConfigurationError("wait_ms must be a positive number of milliseconds.")
         data = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
         body = {
-            **_command(command, timeout_ms, cwd, env),
+            **_command(command, timeout_ms, cwd, user, env),
             **drop_none(
                 {
                     "outputLimitBytes": output_limit,
@@ -90,6 +92,7 @@ class AsyncCommands:
         *,
         timeout_ms: int = _START_TIMEOUT_MS,
         cwd: str | None = None,
+        user: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
         pty: TerminalSize | Mapping[str, int] | None = None,
@@ -105,12 +108,13 @@ class AsyncCommands:
             command: a string runs as ``/bin/sh -lc STRING``; a list is the program and its arguments.
             timeout_ms: milliseconds after which the job is ended.
             cwd: working directory, absolute.
+            user: who it runs as, ``"USER"`` or ``"USER:GROUP"`` by name or number; default: the template's user, else root.
             env: variables over those of the machine. The machine can read them: no place for protected secrets.
             stdin: give it an input, see ``job.stdin``; without it the job reads end of file at once.
             pty: ``{"cols": 80, "rows": 24}``: run it in a terminal of that size. stderr then comes as stdout.
             idempotency_key: generated when not given; kept for one hour.
         """
-        body: dict[str, Any] = _command(command, timeout_ms, cwd, env)
+        body: dict[str, Any] = _command(command, timeout_ms, cwd, user, env)
         if stdin:
             body["stdin"] = True
         if pty is not None:
@@ -150,7 +154,11 @@ class AsyncCommands:
 
 
 def _command(
-    command: str | Sequence[str], timeout_ms: int, cwd: str | None, env: Mapping[str, str] | None
+    command: str | Sequence[str],
+    timeout_ms: int,
+    cwd: str | None,
+    user: str | None,
+    env: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     if not isinstance(timeout_ms, int) or timeout_ms <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError("timeout_ms must be a positive number of milliseconds.")
@@ -163,6 +171,7 @@ def _command(
         {
             "command": command if isinstance(command, str) else list(command),
             "cwd": cwd,
+            "user": user,
             "env": dict(env) if env else None,
             "timeoutMs": timeout_ms,
         }
