@@ -235,6 +235,24 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
+    /// Makes a template ready in a size, so that nobody who creates a machine of it waits for that.
+    async fn prepare(&self, template: &TemplateName, size: SizeClass) -> Result<(), DriverError> {
+        let _ = (template, size);
+        Ok(())
+    }
+
+    /// The snapshot whose jobs machines of `template` have from the start. `None`: they have none.
+    async fn inherited(&self, template: &TemplateName) -> Result<Option<SnapshotKey>, DriverError> {
+        let _ = template;
+        Ok(None)
+    }
+
+    /// Makes the snapshot `to` of all that `from` is made of, checked. `Err`: there is no `to`.
+    async fn duplicate(&self, from: &SnapshotKey, to: &SnapshotKey) -> Result<(), DriverError> {
+        let _ = (from, to);
+        Err(DriverError::Unsupported("this driver cannot save machines".to_owned()))
+    }
+
     /// What everything it keeps takes on disk. Looks at every file.
     async fn disk_use(&self) -> Result<Vec<DiskUse>, DriverError> {
         Ok(Vec::new())
@@ -312,4 +330,6 @@ pub struct TemplateInfo {
     pub frozen: Vec<SizeClass>,
     /// Languages of code contexts whose kernels it brings.
     pub languages: Vec<Language>,
+    /// Tags that mean it.
+    pub tags: Vec<TemplateName>,
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use mainbrella_types::{
-    DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState, SnapshotKey,
+    DriverReport, ErrorCode, Failure, FailureKind, GenerationKey, MachineRecord, MachineState, SizeClass, SnapshotKey,
+    TemplateName,
 };
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
@@ -256,6 +257,30 @@ impl Engine {
     pub async fn forget_snapshot(&self, snapshot: SnapshotKey) -> Result<(), EngineError> {
         self.inner.world.driver.forget(&snapshot).await?;
         self.forget_logs(&snapshot).await
+    }
+
+    /// Makes a template ready in a size: what it starts with is started, waited for and captured.
+    ///
+    /// # Errors
+    /// When there is no such template, or it does not get ready; [`EngineError::said`] has the end of what its start command
+    /// wrote.
+    pub async fn prepare_template(&self, template: &TemplateName, size: SizeClass) -> Result<(), EngineError> {
+        Ok(self.inner.world.driver.prepare(template, size).await?)
+    }
+
+    /// Makes the snapshot `to` of all that `from` is made of. Either may be removed afterwards without the other.
+    ///
+    /// # Errors
+    /// When `from` is not whole on this host, or `to` cannot be kept; nothing is left of it then.
+    pub async fn duplicate_snapshot(&self, from: SnapshotKey, to: SnapshotKey) -> Result<(), EngineError> {
+        self.duplicate_logs(from, to).await?;
+        if let Err(e) = self.inner.world.driver.duplicate(&from, &to).await {
+            if let Err(left) = self.forget_logs(&to).await {
+                warn!(snapshot = %to, internal = left.internal().unwrap_or(""), "logs of a snapshot that is none are left");
+            }
+            return Err(e.into());
+        }
+        Ok(())
     }
 
     /// Whether `more` machines may be made.

@@ -23,6 +23,14 @@ pub enum DriverError {
     /// What was kept of a machine is not as it was written, or does not fit what is on this host now.
     #[error("what was kept of the machine cannot be used: {0}")]
     Damaged(String),
+    /// The start command of a template does not get ready.
+    #[error("the start command of the template does not get ready: {why}")]
+    StartFailed {
+        /// What was seen.
+        why: String,
+        /// The end of what it said.
+        output: String,
+    },
     /// A step of a launch failed: which, and what was seen.
     #[error("{stage} failed: {detail}")]
     Stage {
@@ -61,7 +69,9 @@ impl DriverError {
             Self::HostFull => ErrorCode::HostFull,
             Self::Exhausted(_) => ErrorCode::Overloaded,
             Self::WrongState(_) => ErrorCode::MachineNotRunning,
-            Self::Stage { .. } | Self::Io { .. } | Self::Damaged(_) => ErrorCode::CreateFailed,
+            Self::Stage { .. } | Self::Io { .. } | Self::Damaged(_) | Self::StartFailed { .. } => {
+                ErrorCode::CreateFailed
+            }
         }
     }
 }
@@ -72,12 +82,13 @@ pub struct EngineError {
     code: ErrorCode,
     message: String,
     internal: Option<String>,
+    said: Option<String>,
 }
 
 impl EngineError {
     /// A failure that may be told to the caller as it stands.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), internal: None }
+        Self { code, message: message.into(), internal: None, said: None }
     }
 
     /// Adds what only the log may hold.
@@ -99,6 +110,12 @@ impl EngineError {
         &self.message
     }
 
+    /// The end of what a command of the user's own said before it failed, if that is why.
+    #[must_use]
+    pub fn said(&self) -> Option<&str> {
+        self.said.as_deref()
+    }
+
     /// The internal context, for the log.
     #[must_use]
     pub fn internal(&self) -> Option<&str> {
@@ -114,6 +131,7 @@ impl From<DriverError> for EngineError {
             | DriverError::Unsupported(_)
             | DriverError::HostFull
             | DriverError::WrongState(_)
+            | DriverError::StartFailed { .. }
             | DriverError::Exhausted(_) => e.to_string(),
             DriverError::Damaged(_) => "what was kept of the machine cannot be used".to_owned(),
             DriverError::Stage { stage, .. } => format!("the machine could not be made: {stage} failed"),
@@ -126,6 +144,10 @@ impl From<DriverError> for EngineError {
             internal.push_str(&s.to_string());
             source = s.source();
         }
-        Self::new(code, public).because(internal)
+        let said = match e {
+            DriverError::StartFailed { output, .. } => Some(output),
+            _ => None,
+        };
+        Self { said, ..Self::new(code, public).because(internal) }
     }
 }

@@ -15,6 +15,7 @@ use crate::driver::{DiskPart, DiskUse};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::machine::jobs::{Cause, MachineJobs, Shelf, cause_of};
+use crate::machine::keep_logs;
 use crate::microvm::tree_bytes;
 
 /// How long the jobs of a machine that is over are remembered after somebody asked for them.
@@ -185,6 +186,16 @@ impl Engine {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Keeps the logs that were kept with one snapshot with another one, too.
+    pub(crate) async fn duplicate_logs(&self, from: SnapshotKey, to: SnapshotKey) -> Result<(), EngineError> {
+        let logs = self.shelves().dir.clone();
+        let (from, to) = (logs.join(from.to_string()), logs.join(to.to_string()));
+        let copied = tokio::task::spawn_blocking(move || keep_logs(&from, &to));
+        copied.await.map_err(std::io::Error::other).and_then(|copied| copied).map_err(|e| {
+            EngineError::new(ErrorCode::Internal, "the logs of a snapshot could not be kept").because(e.to_string())
+        })
     }
 
     /// Lets go of what is kept in memory of machines that are over, and of jobs whose time has come.

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mainbrella_engine::image::ImageStore;
-use mainbrella_engine::microvm::{AcceleratorChoice, MicroVm, MicroVmConfig};
+use mainbrella_engine::microvm::{AcceleratorChoice, MicroVm, MicroVmConfig, StoredImages};
 use mainbrella_engine::{Driver, DriverError, SystemClock};
 
 use crate::config::{Accel, ServerConfig};
 use crate::error::chain;
-use crate::images::HostImages;
 use crate::start::{self, StartError};
 
 /// Name of the guest agent beside this program.
@@ -47,7 +46,7 @@ async fn open_driver(config: &ServerConfig) -> Result<Arc<dyn Driver>, StartErro
     let opened = tokio::task::spawn_blocking(move || {
         let images = ImageStore::open(&data_dir)?;
         images.sweep()?;
-        Ok(HostImages::new(images, agent))
+        Ok(StoredImages::new(images, agent))
     });
     let images = opened.await.map_err(|e| StartError::System("opening the images", std::io::Error::other(e)))?;
     let images = images.map_err(|e: mainbrella_engine::image::ImageError| DriverError::Stage {

@@ -14,7 +14,6 @@ mod extract;
 mod fence;
 mod heirs;
 mod idempotency;
-mod images;
 pub mod journal;
 pub mod layers;
 pub mod lock;

@@ -207,6 +207,8 @@ pub const BUILD_LINE_BYTES_MAX: usize = 4096;
 pub const TEMPLATE_VERSIONS_MAX: usize = 256;
 /// Tags of all templates.
 pub const TEMPLATE_TAGS_MAX: usize = 4096;
+/// Longest time for the start command of a template to get ready, milliseconds.
+pub const TEMPLATE_READY_MAX_MS: u64 = 600_000;
 /// Longest description of a version, bytes.
 pub const BUILT_MANIFEST_MAX: u64 = 4 * 1024 * 1024;
 /// Layers of an image.

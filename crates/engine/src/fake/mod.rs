@@ -352,6 +352,7 @@ impl Driver for FakeDriver {
             .templates
             .iter()
             .map(|name| TemplateInfo {
+                tags: Vec::new(),
                 name: name.clone(),
                 digest: "sha256:00".into(),
                 image_bytes: 0,

@@ -455,7 +455,7 @@ mod tests {
         let one = store.publish_built(&app, &made(1)).expect("first").name;
         let two = store.publish_built(&app, &made(2)).expect("second").name;
         assert_eq!(store.resolve(&app), None, "no tag says which is the latest");
-        assert_eq!(store.tag(&one, &app).expect("tagged").tags, [app.clone()]);
+        assert_eq!(store.tag(&one, &app).expect("tagged").tags, std::slice::from_ref(&app));
         store.tag(&app, &stable).expect("a tag of what a tag means");
         store.tag(&two, &app).expect("moved");
         assert_eq!((store.resolve(&app), store.resolve(&stable)), (Some(two.clone()), Some(one.clone())));

@@ -197,8 +197,14 @@ impl Actor {
             egress: self.egress(self.record.spec.egress.clone()),
             snapshot: self.record.restored_from,
         };
-        if let Some(snapshot) = &order.snapshot {
+        let inherited = match order.snapshot {
+            Some(snapshot) => Some(snapshot),
+            // What there is to say of a template that is not there, its launch says.
+            None => self.world.driver.inherited(&order.template).await.ok().flatten(),
+        };
+        if let Some(snapshot) = &inherited {
             self.take_logs(snapshot).await;
+            self.followed = false;
         }
         let launched = match timeout(self.world.config.launch_deadline, self.world.driver.launch(&order)).await {
             Ok(Ok(instance)) => instance,

@@ -22,6 +22,7 @@ mod secrets;
 
 pub(crate) use actor::{Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
+pub(crate) use contexts::START_JOB;
 pub use contexts::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
@@ -34,4 +35,5 @@ pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
 pub use link::{HookRun, Reseeded};
 pub use ports::{PortConnection, PortError};
+pub(crate) use save::keep_logs;
 pub use secrets::SecretsTurn;

@@ -90,11 +90,7 @@ impl Actor {
     async fn keep_logs(&self, snapshot: &SnapshotKey) -> std::io::Result<()> {
         let Some(into) = self.logs_of(snapshot) else { return Ok(()) };
         let from = self.shared.shelf.dir().to_owned();
-        let copied = tokio::task::spawn_blocking(move || {
-            copy_jobs(&from, &into)?;
-            to_disk(&into)
-        });
-        copied.await.map_err(std::io::Error::other)?
+        tokio::task::spawn_blocking(move || keep_logs(&from, &into)).await.map_err(std::io::Error::other)?
     }
 
     /// Gives a machine that starts from a snapshot the logs that were kept with it.
@@ -110,6 +106,12 @@ impl Actor {
             warn!(machine = %self.record.generation, error = %e, "the jobs of a snapshot could not be taken over");
         }
     }
+}
+
+/// Keeps the logs below `from` below `into`, too, for good. Blocks.
+pub(crate) fn keep_logs(from: &Path, into: &Path) -> std::io::Result<()> {
+    copy_jobs(from, into)?;
+    to_disk(into)
 }
 
 /// Waits until what is in a folder is on the disk for good. Blocks.

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::command_line::{CONSOLE_BYTES, Start};
+use super::content::TemplateContent;
 use super::folder::AGENT_SOCKET;
 use super::qmp::{Event, Qmp};
 use super::sealed_memory::{anonymous, sealed_copy};
@@ -44,6 +45,8 @@ pub struct BootFiles {
     pub root: PathBuf,
     /// Its digest.
     pub root_digest: String,
+    /// What a template that was built is made of. Its root image is then where this lies, and empty here until that is looked up.
+    pub content: Option<TemplateContent>,
 }
 
 /// A machine that was booted cold.

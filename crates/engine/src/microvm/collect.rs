@@ -35,7 +35,7 @@ impl Inner {
     fn wanted(&self, accelerator: Accelerator) -> Result<HashSet<String>, crate::error::DriverError> {
         let mut wanted = HashSet::new();
         for (template, _, _) in self.images.list()? {
-            let files = self.images.boot_files(&template)?;
+            let files = self.files_of(&template)?;
             for size in SizeClass::ALL {
                 for disk in [GuestDisk::AtBoot, GuestDisk::Later] {
                     wanted.insert(self.key_inputs(accelerator, &template, (size, disk), &files).key());

@@ -14,10 +14,11 @@ use tokio::time::Instant;
 
 use super::boot::{self, BootFiles, ColdOrder, QUICK, blocking, cold, make_disk};
 use super::command_line::{GuestDisk, Start, VmPlan, command_line, guest_disk, kernel_arguments};
+use super::content::{self, Origin, StartCommand};
 use super::folder::Places;
 use super::sealed_memory::{SealedMemory, save_sparse};
-use super::tsc;
 use super::vmm::{Host, chain};
+use super::{startup, tsc};
 use crate::error::DriverError;
 
 /// Longest cold boot to an answering agent. Two seconds on an idle host; a boot that hangs is cut off and repeated.
@@ -51,10 +52,16 @@ pub struct KeyInputs {
     pub initramfs: String,
     /// Digest of the root image.
     pub root: String,
+    /// Digest of the template, if it is more than a root image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
 }
 
 /// The root image, beside what was frozen with it.
 const ROOT: &str = "root.erofs";
+
+/// Its memory.
+const MEMORY: &str = "memory";
 
 /// The current [`KeyInputs::form`].
 const FORM: u32 = 1;
@@ -93,6 +100,8 @@ impl KeyInputs {
             kernel: files.kernel_digest.clone(),
             initramfs: files.initramfs_digest.clone(),
             root: files.root_digest.clone(),
+            // What is on its disk comes with the disk where that is mounted later.
+            content: files.content.as_ref().filter(|_| disk == GuestDisk::AtBoot).map(|c| c.digest.clone()),
         }
     }
 
@@ -166,7 +175,7 @@ impl Frozen {
             *used = Instant::now();
             return Ok(memory.clone());
         }
-        let (path, bytes) = (self.dir.join("memory"), u64::from(self.class.spec().memory_mib) << 20);
+        let (path, bytes) = (self.memory_file(), u64::from(self.class.spec().memory_mib) << 20);
         let load =
             move || SealedMemory::load(&path, bytes).map_err(|e| DriverError::io("loading a template's memory", e));
         let memory = Arc::new(blocking(load).await?);
@@ -181,6 +190,11 @@ impl Frozen {
             *held = None;
         }
         held.is_none()
+    }
+
+    /// The file of its memory.
+    pub(super) fn memory_file(&self) -> PathBuf {
+        self.dir.join(MEMORY)
     }
 
     /// Its folder: `memory`, `device`, `disk.raw`.
@@ -231,30 +245,35 @@ pub(super) struct FreezeOrder<'a> {
     pub(super) host: &'a Arc<Host>,
     pub(super) places: &'a Places,
     pub(super) accelerator: Accelerator,
-    pub(super) template: &'a TemplateName,
     pub(super) class: SizeClass,
     pub(super) files: &'a BootFiles,
     pub(super) inputs: KeyInputs,
+    pub(super) origin: Arc<Origin>,
 }
 
 /// The frozen template of this key if it is whole.
-pub(super) async fn find(order: &FreezeOrder<'_>) -> Option<Frozen> {
-    let key = order.inputs.key();
-    let dir = order.places.frozen.join(&key);
-    let (inputs, class, at) = (order.inputs.clone(), order.class, dir.clone());
+pub(super) async fn find(
+    places: &Places,
+    (template, class): (&TemplateName, SizeClass),
+    files: &BootFiles,
+    inputs: &KeyInputs,
+) -> Option<Frozen> {
+    let key = inputs.key();
+    let dir = places.frozen.join(&key);
+    let (inputs, at) = (inputs.clone(), dir.clone());
     let whole = blocking(move || Ok(verify(&at, &inputs, class))).await.ok()?;
     match whole {
         Ok(making) => {
-            keep_root(&order.files.root, &dir);
+            keep_root(&files.root, &dir);
             // The name that stays, whatever becomes of the one it was found under.
             let kept = dir.join(ROOT);
-            let root = if kept.is_file() { kept } else { order.files.root.clone() };
-            let root = (root, order.files.root_digest.clone());
-            Some(Frozen::new(key, (order.template.clone(), order.class), making, root, dir))
+            let root = if kept.is_file() { kept } else { files.root.clone() };
+            let root = (root, files.root_digest.clone());
+            Some(Frozen::new(key, (template.clone(), class), making, root, dir))
         }
         Err(why) => {
             if dir.exists() {
-                tracing::warn!(template = %order.template, size = %order.class, why, "a frozen template is not usable and is made again");
+                tracing::warn!(%template, size = %class, why, "a frozen template is not usable and is made again");
             }
             None
         }
@@ -299,9 +318,11 @@ pub(super) fn find_kept(order: &KeptOrder<'_>) -> Result<Frozen, DriverError> {
             initramfs_digest: then.initramfs.clone(),
             root: PathBuf::new(),
             root_digest: then.root.clone(),
+            content: None,
         },
         then.disk(),
     );
+    let now = KeyInputs { content: then.content.clone(), ..now };
     if now != then || now.key() != order.key {
         return Err(damaged("this host's QEMU or processor is another one now"));
     }
@@ -372,6 +393,10 @@ fn publish(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError> {
+    if matches!(*order.origin, Origin::Memory { .. }) {
+        let (inputs, class, origin, half) = (order.inputs.clone(), order.class, order.origin.clone(), half.to_owned());
+        return blocking(move || adopt(inputs, class, &origin, &half)).await;
+    }
     let spec = order.class.spec();
     let disk = half.join("disk.raw");
     let tsc_khz = match order.accelerator {
@@ -383,7 +408,11 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
     let mut boots = 0;
     let booted = loop {
         boots += 1;
-        make_disk(&disk, spec.disk_mib).await?;
+        let (origin, to) = (order.origin.clone(), disk.clone());
+        match &*order.origin {
+            Origin::Root => make_disk(&disk, spec.disk_mib).await?,
+            _ => blocking(move || origin.write_disk(&to, spec.disk_mib)).await?,
+        }
         let attempt = cold(&ColdOrder {
             host: order.host,
             parent: &order.places.waiting,
@@ -404,7 +433,11 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
         }
     };
     let boot_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let outcome = quiet(&booted, half, order.inputs.disk()).await;
+    let start = match &*order.origin {
+        Origin::Disk(_, start) => start.as_ref(),
+        _ => None,
+    };
+    let outcome = quiet(&booted, half, order.inputs.disk(), start).await;
     let memory = booted.memory.clone();
     boot::end(order.host, booted).await;
     let device_file = outcome?;
@@ -414,32 +447,39 @@ async fn capture(order: &FreezeOrder<'_>, half: &Path) -> Result<(), DriverError
         let io = |what: &'static str| move |e| DriverError::io(what, e);
         let kept = save_sparse(&memory, &at.join("memory")).map_err(io("saving the template's memory"))?;
         let device = fs::read(&device_file).map_err(io("reading the device state"))?;
+        let memory_bytes = memory.metadata().map_err(io("measuring memory"))?.len();
         let manifest = Manifest {
             inputs,
             size,
             tsc_khz,
-            memory_bytes: memory.metadata().map_err(io("measuring memory"))?.len(),
+            memory_bytes,
             memory_kept_bytes: kept,
             device_bytes: device.len() as u64,
             device_digest: hex::encode(Sha256::digest(&device)),
             boot_ms,
             boots,
         };
-        let text =
-            serde_json::to_vec_pretty(&manifest).map_err(|e| DriverError::io("writing the manifest", e.into()))?;
-        fs::write(at.join("manifest.json"), text).map_err(io("writing the manifest"))
+        write_manifest(&at, &manifest)
     })
     .await
 }
 
 /// Brings a booted machine to rest and saves its device state. Memory and disk do not change afterwards.
-async fn quiet(booted: &boot::Booted, half: &Path, disk: GuestDisk) -> Result<PathBuf, DriverError> {
+async fn quiet(
+    booted: &boot::Booted,
+    half: &Path,
+    disk: GuestDisk,
+    start: Option<&StartCommand>,
+) -> Result<PathBuf, DriverError> {
     let stage = |e: super::qmp::QmpError| DriverError::Stage { stage: "saving the device state", detail: chain(&e) };
     // Without its disk it has no root to run anything in.
     if disk == GuestDisk::AtBoot {
         for argv in [&["/bin/sh", "-lc", "true"][..], &["python3", "-c", "pass"], &["node", "-e", "0"]] {
             boot::warm(&booted.client, argv).await;
         }
+    }
+    if let Some(start) = start {
+        startup::bring_up(&booted.client, start).await?;
     }
     boot::rest(&booted.client, &booted.qmp, true).await?;
     let path = half.join("device");
@@ -449,6 +489,37 @@ async fn quiet(booted: &boot::Booted, half: &Path, disk: GuestDisk) -> Result<Pa
     let to = json!({"filename": "/dev/fdset/9"});
     booted.qmp.call("xen-save-devices-state", to, Duration::from_secs(60)).await.map_err(stage)?;
     Ok(path)
+}
+
+/// Makes what was captured of a machine that ran a frozen template: nothing is booted. Blocks.
+fn adopt(inputs: KeyInputs, class: SizeClass, origin: &Origin, half: &Path) -> Result<(), DriverError> {
+    let io = |what: &'static str| move |e| DriverError::io(what, e);
+    let Origin::Memory { device, memory, below, .. } = origin else { return Ok(()) };
+    let was = fs::read(below.dir.join("manifest.json")).map_err(io("reading a manifest"))?;
+    let was: Manifest =
+        serde_json::from_slice(&was).map_err(|_| DriverError::Damaged("a manifest cannot be read".to_owned()))?;
+    origin.write_disk(&half.join("disk.raw"), class.spec().disk_mib)?;
+    content::write_memory(below, memory, &half.join(MEMORY))?;
+    let device = fs::read(device).map_err(io("reading the device state"))?;
+    fs::write(half.join("device"), &device).map_err(io("writing the device state"))?;
+    write_manifest(
+        half,
+        &Manifest {
+            inputs,
+            size: class.to_string(),
+            memory_kept_bytes: was.memory_kept_bytes.saturating_add(memory.bytes()),
+            device_bytes: device.len() as u64,
+            device_digest: hex::encode(Sha256::digest(&device)),
+            boot_ms: 0,
+            boots: 0,
+            ..was
+        },
+    )
+}
+
+fn write_manifest(half: &Path, manifest: &Manifest) -> Result<(), DriverError> {
+    let write = || fs::write(half.join("manifest.json"), serde_json::to_vec_pretty(manifest)?);
+    write().map_err(|e| DriverError::io("writing the manifest", e))
 }
 
 #[cfg(test)]
@@ -463,6 +534,7 @@ mod tests {
             initramfs_digest: "i".into(),
             root: "/r".into(),
             root_digest: "r".into(),
+            content: None,
         };
         let template = "python".parse().expect("valid");
         KeyInputs::new(
@@ -480,7 +552,7 @@ mod tests {
     fn the_key_changes_with_everything_that_shapes_memory_and_with_nothing_else() {
         let base = inputs();
         assert_eq!(base.key(), inputs().key());
-        let changes: [fn(&mut KeyInputs); 8] = [
+        let changes: [fn(&mut KeyInputs); 9] = [
             |i| i.form += 1,
             |i| i.qemu.push('x'),
             |i| i.arguments[0].push("x".into()),
@@ -489,6 +561,7 @@ mod tests {
             |i| i.kernel.push('x'),
             |i| i.initramfs.push('x'),
             |i| i.root.push('x'),
+            |i| i.content = Some("x".to_owned()),
         ];
         for (n, change) in changes.iter().enumerate() {
             let mut other = base.clone();

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use super::accelerator::{self, Verdict};
 use super::boot::{self, QUICK, blocking};
 use super::command_line::GuestDisk;
+use super::content::Origin;
 use super::freeze::{FreezeOrder, Frozen, KeptOrder, KeyInputs, find, find_kept, freeze};
 use super::instance::{Fullness, Machine, guest_reason};
 use super::network::refused;
@@ -36,14 +37,18 @@ pub(super) enum Found {
 
 impl Inner {
     /// The frozen template, made if it is not there; once, however many ask.
-    pub(super) async fn frozen(&self, template: &TemplateName, class: SizeClass) -> Result<Arc<Frozen>, DriverError> {
+    pub(super) async fn frozen(
+        self: &Arc<Self>,
+        template: &TemplateName,
+        class: SizeClass,
+    ) -> Result<Arc<Frozen>, DriverError> {
         let files = self.boot_files(template).await?;
         self.frozen_of(&files, template, class, GuestDisk::AtBoot).await
     }
 
     /// The same of given files.
     pub(super) async fn frozen_of(
-        &self,
+        self: &Arc<Self>,
         files: &boot::BootFiles,
         template: &TemplateName,
         class: SizeClass,
@@ -57,21 +62,25 @@ impl Inner {
         if let Some(ready) = slot.as_ref() {
             return Ok(ready.clone());
         }
-        let order = FreezeOrder {
-            host: &self.host,
-            places: &self.places,
-            accelerator: verdict.accelerator,
-            template,
-            class,
-            files,
-            inputs,
-        };
-        let ready = match find(&order).await {
+        let ready = match find(&self.places, (template, class), files, &inputs).await {
             Some(ready) => ready,
             None => {
                 tracing::info!(%template, size = %class, "freezing a template; this takes some seconds, once");
+                let origin = match disk {
+                    GuestDisk::AtBoot => self.origin(files, template, class).await?,
+                    GuestDisk::Later => Origin::Root,
+                };
+                let order = FreezeOrder {
+                    host: &self.host,
+                    places: &self.places,
+                    accelerator: verdict.accelerator,
+                    class,
+                    files,
+                    inputs: inputs.clone(),
+                    origin: Arc::new(origin),
+                };
                 freeze(&order).await?;
-                find(&order).await.ok_or(DriverError::Stage {
+                find(&self.places, (template, class), files, &inputs).await.ok_or(DriverError::Stage {
                     stage: "freezing the template",
                     detail: "what was frozen is not whole".to_owned(),
                 })?
@@ -113,7 +122,7 @@ impl Inner {
                 let (inner, key, template) = (self.clone(), key.to_owned(), template.clone());
                 let found = blocking(move || {
                     let accelerator = inner.current().accelerator;
-                    let now = inner.images.boot_files(&template).ok();
+                    let now = inner.files_of(&template).ok();
                     find_kept(&KeptOrder {
                         places: &inner.places,
                         key: &key,
@@ -134,9 +143,9 @@ impl Inner {
         Ok(ready)
     }
 
-    async fn boot_files(&self, template: &TemplateName) -> Result<boot::BootFiles, DriverError> {
-        let (images, template) = (self.images.clone(), template.clone());
-        blocking(move || images.boot_files(&template)).await
+    async fn boot_files(self: &Arc<Self>, template: &TemplateName) -> Result<boot::BootFiles, DriverError> {
+        let (inner, template) = (self.clone(), template.clone());
+        blocking(move || inner.files_of(&template)).await
     }
 
     /// The accelerator; tries KVM now if that had to wait for a template.

@@ -9,6 +9,7 @@ pub mod boot;
 mod capture;
 mod collect;
 pub mod command_line;
+mod content;
 pub mod delta;
 mod disks;
 mod flatten;
@@ -18,6 +19,7 @@ pub mod freeze;
 pub mod images;
 pub mod instance;
 mod launch;
+mod merged;
 pub mod network;
 pub mod pagemap;
 mod pause;
@@ -30,6 +32,7 @@ mod save;
 mod saved;
 pub mod sealed_memory;
 pub mod seats;
+mod startup;
 pub mod tsc;
 pub mod uids;
 pub mod vmm;
@@ -40,13 +43,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mainbrella_types::{Accelerator, DriverReport, GenerationKey, Isolation, SizeClass, SnapshotKey, TemplateName};
+use mainbrella_types::{
+    Accelerator, DriverReport, GenerationKey, Isolation, SizeClass, SnapshotKey, SnapshotKind, TemplateName,
+};
 use sha2::{Digest, Sha256};
 
 pub use accelerator::{AcceleratorChoice, Verdict};
 pub use boot::BootFiles;
 pub(crate) use collect::tree_bytes;
+pub use content::{StartCommand, TemplateContent};
 pub use images::{Images, StoredImages};
+pub use startup::OUTPUT as START_OUTPUT;
 
 use crate::cgroup::Cgroups;
 use crate::driver::{
@@ -288,7 +295,9 @@ impl MicroVm {
             let images = images.clone();
             blocking(move || {
                 let built = images.list()?;
-                Ok(built.into_iter().find_map(|(name, _, _)| images.boot_files(&name).ok()))
+                let files = built.into_iter().filter_map(|(name, _, _)| images.boot_files(&name).ok());
+                // Whose root image stands by itself.
+                Ok(files.into_iter().find(|files| files.content.is_none()))
             })
             .await?
         };
@@ -521,7 +530,7 @@ impl Driver for MicroVm {
             Ok(built
                 .into_iter()
                 .map(|(name, digest, image_bytes)| {
-                    let files = inner.images.boot_files(&name).ok();
+                    let files = inner.files_of(&name).ok();
                     let frozen = SizeClass::ALL.into_iter().filter(|class| {
                         files.as_ref().is_some_and(|files| {
                             let inputs = inner.key_inputs(accelerator, &name, (*class, GuestDisk::AtBoot), files);
@@ -530,7 +539,8 @@ impl Driver for MicroVm {
                     });
                     let frozen = frozen.collect();
                     let languages = inner.images.languages(&name);
-                    TemplateInfo { name, digest, image_bytes, frozen, languages }
+                    let tags = inner.images.tags(&name);
+                    TemplateInfo { name, digest, image_bytes, frozen, languages, tags }
                 })
                 .collect())
         })
@@ -623,6 +633,24 @@ impl Driver for MicroVm {
             collect::disk_use(&inner.places, &templates).map_err(|e| DriverError::io("measuring the data directory", e))
         })
         .await
+    }
+
+    async fn prepare(&self, template: &TemplateName, size: SizeClass) -> Result<(), DriverError> {
+        self.freeze(template, size).await
+    }
+
+    async fn inherited(&self, template: &TemplateName) -> Result<Option<SnapshotKey>, DriverError> {
+        let (inner, template) = (self.inner.clone(), template.clone());
+        blocking(move || {
+            let content = inner.images.boot_files(&template)?.content;
+            Ok(content.filter(|c| c.kind == SnapshotKind::Full).map(|c| c.snapshot))
+        })
+        .await
+    }
+
+    async fn duplicate(&self, from: &SnapshotKey, to: &SnapshotKey) -> Result<(), DriverError> {
+        let (inner, from, to) = (self.inner.clone(), *from, *to);
+        detached(async move { inner.duplicate(&from, &to).await }).await
     }
 
     async fn inventory(&self) -> Result<Vec<GenerationKey>, DriverError> {

@@ -151,10 +151,12 @@ impl Inner {
             Some(_) => self.frozen_kept((&manifest.frozen, &manifest.making), &template, size).await?,
             None => {
                 let kept = place.join(saved::ROOT);
-                let (images, name, digest) = (self.images.clone(), template.clone(), manifest.root.clone());
-                let files = blocking(move || match images.boot_files(&name) {
+                let (inner, name, digest) = (self.clone(), template.clone(), manifest.root.clone());
+                let files = blocking(move || match inner.files_of(&name) {
                     Ok(files) if files.root_digest == digest => Ok(files),
-                    _ if kept.is_file() => Ok(BootFiles { root: kept, root_digest: digest, ..images.base_files()? }),
+                    _ if kept.is_file() => {
+                        Ok(BootFiles { root: kept, root_digest: digest, ..inner.images.base_files()? })
+                    }
                     Ok(_) => Err(DriverError::Damaged(
                         "its template was built again since, and what it was is not kept".to_owned(),
                     )),
@@ -192,6 +194,17 @@ impl Inner {
         self.forget_lock(&key);
         Ok(())
     }
+}
+
+/// Gives all that is in the folder of a snapshot a second name in `half`, a new folder. Blocks.
+pub(super) fn link_parts(place: &std::path::Path, half: &std::path::Path) -> std::io::Result<()> {
+    folder::remove(half)?;
+    fs::create_dir(half)?;
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        fs::hard_link(entry.path(), half.join(entry.file_name()))?;
+    }
+    Ok(())
 }
 
 /// Gives base disk and root image a second name in the folder of a snapshot. Blocks.

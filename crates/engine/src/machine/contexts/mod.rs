@@ -174,10 +174,13 @@ pub struct CodeEnd {
     pub duration: Duration,
 }
 
-/// Whether a job of the guest is the engine's own.
+/// The job in the guest that is its template's start command.
+pub(crate) const START_JOB: &str = "mainbrella-start";
+
+/// Whether a job of the guest is none of its user's: one of the engine's own, or what its template started.
 #[must_use]
 pub(crate) fn is_own_job(id: &str) -> bool {
-    id.starts_with(OWN_JOB)
+    id.starts_with(OWN_JOB) || id == START_JOB
 }
 
 #[cfg(test)]

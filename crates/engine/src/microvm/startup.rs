@@ -1,0 +1,218 @@
+//! The start command of a template: started once, before the template is captured, and waited for until it is ready.
+
+use std::time::Duration;
+
+use connectrpc::ConnectError;
+use mainbrella_guest_protocol::pb::__buffa::view::oneof::job_event::Event as Told;
+use mainbrella_guest_protocol::{GuestClient, pb};
+use mainbrella_types::limits::TEMPLATE_READY_MAX_MS;
+use tokio::time::Instant;
+
+use super::boot::QUICK;
+use super::content::StartCommand;
+use crate::error::DriverError;
+use crate::image::BuiltProbe;
+use crate::machine::START_JOB;
+
+/// Where the command's output goes.
+pub const OUTPUT: &str = "/var/log/mainbrella-start.log";
+/// Causes of an exit, as the guest numbers them.
+const EXITED: i32 = 1;
+const TIMED_OUT: i32 = 3;
+/// What is shown of it when the command fails, bytes of its end.
+const OUTPUT_SHOWN: u64 = 4096;
+/// Longest and shortest pause between two looks.
+const LOOK_MOST: Duration = Duration::from_secs(1);
+const LOOK_LEAST: Duration = Duration::from_millis(100);
+/// How long ports are waited for where there is no probe.
+const PORTS_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a command without probe and ports is watched.
+const ALIVE: Duration = Duration::from_secs(2);
+
+/// Starts `command` and returns when it is ready.
+///
+/// # Errors
+/// `StartFailed` when it cannot be started, ends, or is not ready in time.
+pub(super) async fn bring_up(client: &GuestClient, command: &StartCommand) -> Result<(), DriverError> {
+    match run(client, command).await {
+        Ok(()) => Ok(()),
+        Err(why) => Err(DriverError::StartFailed { why, output: output(client).await }),
+    }
+}
+
+async fn run(client: &GuestClient, command: &StartCommand) -> Result<(), String> {
+    let request = pb::StartJobRequest {
+        job_id: START_JOB.to_owned(),
+        argv: command.argv.iter().map(|a| a.clone().into_bytes()).collect(),
+        output_file: OUTPUT.as_bytes().to_vec(),
+        ..Default::default()
+    };
+    let lost = |e: ConnectError| format!("the guest did not take it: {e}");
+    let mut events = client.streams().run_job(request).await.map_err(lost)?;
+    let started = tokio::time::timeout(QUICK, events.message()).await;
+    match started.map_err(|_| "it was not started in time".to_owned())?.map_err(lost)? {
+        Some(event) => match &event.view().event {
+            Some(Told::Started(_)) => {}
+            Some(Told::NotStarted(failed)) => return Err(not_started(failed.stage, failed.errno)),
+            _ => return Err("the guest said something else than that it was started".to_owned()),
+        },
+        None => return Err("the guest did not say that it was started".to_owned()),
+    }
+    let ended = async {
+        loop {
+            match events.message().await.map_err(lost)? {
+                Some(event) => {
+                    if let Some(Told::Exit(exit)) = &event.view().event {
+                        return Err(match exit.cause.to_i32() {
+                            EXITED => format!("it ended with code {}", exit.code),
+                            _ => format!("it was ended by signal {}", exit.signal),
+                        });
+                    }
+                }
+                None => return Err("it ended".to_owned()),
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        over = ended => over,
+        ready = ready(client, command) => ready,
+    }
+}
+
+fn not_started(stage: &str, errno: i32) -> String {
+    let why = std::io::Error::from_raw_os_error(errno);
+    match stage {
+        "user" | "group" => "its user or group is not known in the template".to_owned(),
+        "cwd" => format!("its directory cannot be entered: {why}"),
+        _ => format!("it cannot be started: {why}"),
+    }
+}
+
+async fn ready(client: &GuestClient, command: &StartCommand) -> Result<(), String> {
+    if let Some(probe) = &command.probe {
+        return probed(client, probe).await;
+    }
+    if command.ports.is_empty() {
+        tokio::time::sleep(ALIVE).await;
+        return Ok(());
+    }
+    let until = Instant::now() + PORTS_PATIENCE;
+    for port in &command.ports {
+        let mut pause = LOOK_LEAST;
+        while client.dial(*port).await.is_err() {
+            if Instant::now() >= until {
+                return Err(format!("nothing listens on its port {port} after {} s", PORTS_PATIENCE.as_secs()));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_MOST);
+        }
+    }
+    Ok(())
+}
+
+/// How long a probe may fail, all its tries together.
+fn patience(probe: &BuiltProbe) -> Duration {
+    let tries = probe.interval_ms.saturating_add(probe.timeout_ms).saturating_mul(u64::from(probe.retries));
+    Duration::from_millis(probe.start_period_ms.saturating_add(tries).min(TEMPLATE_READY_MAX_MS))
+}
+
+/// Tries until the probe succeeds. A build waits for it: it is tried at least once a second, whatever interval it names for later.
+async fn probed(client: &GuestClient, probe: &BuiltProbe) -> Result<(), String> {
+    let patience = patience(probe);
+    let until = Instant::now() + patience;
+    let most = Duration::from_millis(probe.interval_ms.min(probe.start_interval_ms)).clamp(LOOK_LEAST, LOOK_MOST);
+    let mut pause = LOOK_LEAST;
+    let mut tries = 0u32;
+    loop {
+        tries += 1;
+        let said = probe_once(client, probe, tries).await?;
+        let Some(code) = said else { return Ok(()) };
+        if Instant::now() >= until {
+            return Err(format!(
+                "its probe failed {tries} times in {} s, the last time with {code}",
+                patience.as_secs()
+            ));
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(most);
+    }
+}
+
+/// `None`: it is ready. Else how the probe failed.
+async fn probe_once(client: &GuestClient, probe: &BuiltProbe, number: u32) -> Result<Option<String>, String> {
+    let lost = |e: ConnectError| format!("the guest did not run its probe: {e}");
+    let request = pb::StartJobRequest {
+        job_id: format!("probe-{number}"),
+        argv: probe.argv.iter().map(|a| a.clone().into_bytes()).collect(),
+        timeout_ms: probe.timeout_ms,
+        output_limit: 1024,
+        forget_when_followed: true,
+        ..Default::default()
+    };
+    let mut events = client.streams().run_job(request).await.map_err(lost)?;
+    let mut outcome = None;
+    let follow = async {
+        while let Some(event) = events.message().await.map_err(lost)? {
+            match &event.view().event {
+                Some(Told::NotStarted(failed)) => {
+                    return Err(format!("its probe: {}", not_started(failed.stage, failed.errno)));
+                }
+                Some(Told::Exit(exit)) => outcome = Some((exit.cause.to_i32(), exit.code, exit.signal)),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    let most = Duration::from_millis(probe.timeout_ms) + QUICK;
+    tokio::time::timeout(most, follow).await.map_err(|_| "its probe does not end".to_owned())??;
+    Ok(match outcome {
+        Some((EXITED, 0, _)) => None,
+        Some((EXITED, code, _)) => Some(format!("code {code}")),
+        Some((TIMED_OUT, ..)) => Some("a time-out".to_owned()),
+        Some((_, _, signal)) => Some(format!("signal {signal}")),
+        None => Some("no answer".to_owned()),
+    })
+}
+
+/// The end of what the command said; empty when it cannot be read.
+async fn output(client: &GuestClient) -> String {
+    let read = async {
+        let path = OUTPUT.as_bytes().to_vec();
+        let stat =
+            client.rpc().stat_file(pb::StatFileRequest { path: path.clone(), ..Default::default() }).await.ok()?;
+        let offset = stat.view().size.saturating_sub(OUTPUT_SHOWN);
+        let request = pb::ReadFileRequest { path, offset, length: OUTPUT_SHOWN, ..Default::default() };
+        let mut chunks = client.streams().read_file(request).await.ok()?;
+        let mut said = Vec::new();
+        while let Ok(Some(chunk)) = chunks.message().await {
+            said.extend_from_slice(chunk.view().data);
+            if said.len() as u64 >= OUTPUT_SHOWN {
+                break;
+            }
+        }
+        said.truncate(usize::try_from(OUTPUT_SHOWN).unwrap_or(0));
+        Some(super::vmm::plain(&said))
+    };
+    tokio::time::timeout(QUICK, read).await.ok().flatten().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_has_as_long_as_its_recipe_says_and_no_longer_than_any_may() {
+        let probe = BuiltProbe {
+            argv: vec!["true".to_owned()],
+            interval_ms: 30_000,
+            timeout_ms: 5_000,
+            start_period_ms: 10_000,
+            start_interval_ms: 5_000,
+            retries: 3,
+        };
+        assert_eq!(patience(&probe), Duration::from_secs(10 + 3 * 35));
+        let endless = BuiltProbe { retries: u32::MAX, interval_ms: u64::MAX, ..probe };
+        assert_eq!(patience(&endless), Duration::from_millis(TEMPLATE_READY_MAX_MS));
+    }
+}
