@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainbrella_tree::{TreeError, UnpackOptions, Unpacked, Unpacker};
+use mainbrella_tree::{Owners, TreeError, UnpackOptions, Unpacked, Unpacker};
 use mainbrella_types::limits::{CONTEXT_BYTES_MAX, CONTEXT_ENTRIES_MAX};
 
 const FOLDER: &str = "context";
@@ -85,7 +85,7 @@ impl Unpacking {
         remove(build).map_err(system)?;
         fs::create_dir(folder(build)).map_err(system)?;
         let root = File::open(folder(build)).map_err(system)?;
-        let options = UnpackOptions { owners: false, mode_mask: 0o7777, own_root: false };
+        let options = UnpackOptions { owners: Owners::Unpacker, mode_mask: 0o7777, own_root: false };
         let unpacker = Unpacker::new(root.into(), options);
         Ok(Self { unpacker, entries_max: CONTEXT_ENTRIES_MAX as u64, bytes_max: CONTEXT_BYTES_MAX })
     }
