@@ -389,33 +389,3 @@ async fn a_template_is_frozen_once_and_again_when_damaged() {
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
 }
-
-/// A disk that was made for a smaller size, as those of templates are that were built in one.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_file_system_smaller_than_its_disk_grows_when_it_is_mounted() {
-    let t = tempfile::tempdir().expect("temp dir");
-    let c = config(t.path(), 0);
-    let driver = MicroVm::open(c.clone(), images()).await.expect("driver");
-    driver.freeze(&template(), SizeClass::Micro).await.expect("freeze");
-    // Below its machines' disks lies one whose file system has a quarter of it.
-    let frozen = std::fs::read_dir(t.path().join("frozen")).expect("list").flatten().next().expect("one").path();
-    let disk = frozen.join("disk.raw");
-    let mib = std::fs::metadata(&disk).expect("there").len() >> 20;
-    let made = std::process::Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-m", "0", "-J", "size=16", "-E", "discard,lazy_journal_init=1"])
-        .arg(&disk)
-        .arg(format!("{}m", mib / 4))
-        .status();
-    assert!(made.expect("mkfs.ext4").success());
-    let order = order();
-    let machine = driver.launch(&order).await.expect("launch");
-    let guest = client(&*machine).await;
-    let shown = shell(&guest, "df -m / | tail -n 1 | awk '{print $2}'").await;
-    let grown: u64 = shown.trim().parse().expect("a number");
-    assert!(grown > mib / 10 * 9 && grown <= mib, "{grown} of {mib} MiB");
-    let used = "head -c 1500000000 /dev/zero >/big && sync && rm /big; dmesg | grep -ciE 'ext4.*(error|corrupt)'";
-    assert_eq!(shell(&guest, used).await, "0\n");
-    driver.destroy(&order.key).await.expect("destroy");
-    driver.shutdown().await;
-    assert_nothing_left(t.path(), &c);
-}

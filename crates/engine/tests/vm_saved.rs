@@ -10,6 +10,7 @@ use mainbrella_engine::driver::{Adoption, DiskPart, Driver, Instance, LaunchOrde
 use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
 use mainbrella_engine::{DriverError, EgressOrder};
 use mainbrella_guest_protocol::host::GuestClient;
+use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
 use mainbrella_types::{GenerationKey, SizeClass, SnapshotKey, SnapshotKind};
 
 fn snapshot() -> SnapshotKey {
@@ -326,4 +327,57 @@ async fn a_save_that_fails_or_is_cut_off_leaves_the_machine_and_nothing_else() {
     driver.shutdown().await;
     assert_nothing_left(t.path(), &c);
     drop(small);
+}
+
+async fn write(guest: &GuestClient, path: &str, data: &[u8]) {
+    let start = pb::WriteFileStart { path: path.as_bytes().to_vec(), ..Default::default() };
+    let mut messages = vec![pb::WriteFileRequest { start: start.into(), ..Default::default() }];
+    messages.extend(data.chunks(64 * 1024).map(|d| pb::WriteFileRequest { data: d.to_vec(), ..Default::default() }));
+    messages.push(pb::WriteFileRequest { finish: true, ..Default::default() });
+    guest.streams().write_file(futures::stream::iter(messages)).await.expect("written");
+}
+
+/// As the disk of a template that was built in a smaller size.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_system_smaller_than_its_disk_grows_when_it_is_mounted() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let small = t.path().join("small");
+    std::fs::File::create(&small).expect("create").set_len(32 << 20).expect("sized");
+    let mut mkfs = std::process::Command::new("mkfs.ext4");
+    let made = mkfs.args(["-q", "-F", "-m", "0", "-b", "4096", "-J", "size=4"]).arg(&small).status();
+    assert!(made.expect("mkfs.ext4").success());
+
+    // The machine's own root puts it where its disk was.
+    let (key, machine, guest) = launch(&driver, None).await;
+    write(&guest, "/dev/shm/small", &std::fs::read(&small).expect("read")).await;
+    let put = "sync; echo u >/proc/sysrq-trigger; sleep 1; cat /dev/shm/small >/dev/vdb && sync && echo put";
+    assert_eq!(shell(&guest, put).await, "put\n");
+    let (saved, _) = save(&driver, &key, guest, SnapshotKind::Workspace).await;
+    driver.destroy(&key).await.expect("destroy");
+    drop(machine);
+
+    let (again, machine, guest) = launch(&driver, Some(saved)).await;
+    let told = shell(&guest, "dmesg | grep -i 'ext4.*resiz'").await;
+    assert!(told.contains("resizing filesystem from 8192 to 1048576"), "{told}");
+    let use_it = "df -m / | tail -n 1 | awk '{print $2}'; head -c 300000000 /dev/zero >/big && sync && stat -c %s /big";
+    let said = shell(&guest, use_it).await;
+    let (grown, written) = said.trim().split_once('\n').expect("two lines");
+    assert!((3900..=4096).contains(&grown.parse::<u32>().expect("a number")), "{said}");
+    assert_eq!(written, "300000000");
+    assert_eq!(shell(&guest, "dmesg | grep -ciE 'ext4.*(error|corrupt)'").await, "0\n");
+    // It is as large when it comes back, and grows once only.
+    let (second, _) = save(&driver, &again, guest, SnapshotKind::Workspace).await;
+    driver.destroy(&again).await.expect("destroy");
+    drop(machine);
+    let (last, _machine, guest) = launch(&driver, Some(second)).await;
+    let said = shell(&guest, "stat -c %s /big; dmesg | grep -c 'resizing filesystem'").await;
+    assert_eq!(said, "300000000\n0\n");
+    driver.destroy(&last).await.expect("destroy");
+    for snapshot in [saved, second] {
+        driver.forget(&snapshot).await.expect("forget");
+    }
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
 }

@@ -18,7 +18,7 @@ use super::shelf::{self, Bench};
 use super::{recipe, tool};
 
 /// Form of what is made of an image; a change makes another digest.
-const MADE: &[u8] = b"image 1";
+const MADE: &[u8] = b"image 2";
 /// Largest list of packages that is read from an image, bytes.
 const STATUS_MAX: u64 = 32 * 1024 * 1024;
 /// Longest removal of a tree.

@@ -16,6 +16,7 @@ use crate::state::AppState;
 /// Write a file
 ///
 /// The body is the content, streamed, at most 5 GiB. The file is replaced whole at the end, or not at all.
+/// A new one belongs to the template's user, else to root; one that is replaced keeps its owner.
 #[utoipa::path(put, path = "/v1/machines/{id}/files/content", tag = "files", operation_id = "writeFile",
     params(("id" = String, Path, description = "The slot."),
            ("createdAt" = String, Query, description = "The generation that is meant."),

@@ -16,7 +16,7 @@ use crate::state::AppState;
 ///
 /// The body is a tar archive, not compressed, at most 32 GiB; it is unpacked below the path, which is made when it is missing.
 /// Files and links that are there are replaced, never written through; nothing outside of the path is touched, and an archive
-/// that tries (`..`, links that lead out) is refused. Entries belong to the machine's root user. When it fails in the middle,
+/// that tries (`..`, links that lead out) is refused. Entries belong to the template's user, else to root. When it fails in the middle,
 /// what was unpacked before stays.
 #[utoipa::path(put, path = "/v1/machines/{id}/files/tree", tag = "files", operation_id = "uploadTree",
     params(("id" = String, Path, description = "The slot."),
