@@ -202,6 +202,12 @@ impl Work {
         };
         self.notice(format!("preparing {version} in size {}", known.size));
         let prepared = self.ground.prepare(&version, known.size).await;
+        if let Err(e) = &prepared {
+            for line in e.said().unwrap_or_default().lines() {
+                let text = crate::lines::readable(line.as_bytes());
+                self.log(EventKind::Output { stream: crate::ground::Output::Stdout, text });
+            }
+        }
         let over = match &prepared {
             Ok(()) => self.cancel.is_cancelled().then_some(Halt::Cancelled),
             Err(e) => Some(Failure::of(Reason::Start, e).into()),

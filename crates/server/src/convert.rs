@@ -1,9 +1,7 @@
 //! From the vocabulary to the wire.
 
 use mainbrella_api::capabilities::Jail;
-use mainbrella_api::{
-    EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, ReseedHook, Reseeded,
-};
+use mainbrella_api::{EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, ReseedHook, Reseeded};
 use mainbrella_types::{DriverReport, JailReport, MachineRecord, MachineState};
 
 use crate::error::sentence;

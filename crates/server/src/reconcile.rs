@@ -148,7 +148,10 @@ async fn tidy_snapshots(state: &AppState, look: bool) {
     let kept = match builds::kept_snapshots(state).await {
         Ok(kept) => kept,
         Err(e) => {
-            tracing::warn!(internal = e.internal().unwrap_or_default(), "the snapshots of templates are not known; none is removed");
+            tracing::warn!(
+                internal = e.internal().unwrap_or_default(),
+                "the snapshots of templates are not known; none is removed"
+            );
             return;
         }
     };

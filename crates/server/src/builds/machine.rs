@@ -119,7 +119,9 @@ impl Machine for BuildMachine {
     async fn stop(&self) -> Result<(), EngineError> {
         match self.0.stop().await? {
             StopOutcome::Stopped(_) => Ok(()),
-            StopOutcome::Uncertain(_) => Err(EngineError::new(ErrorCode::Overloaded, "the machine is still being removed")),
+            StopOutcome::Uncertain(_) => {
+                Err(EngineError::new(ErrorCode::Overloaded, "the machine is still being removed"))
+            }
         }
     }
 }

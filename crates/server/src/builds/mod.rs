@@ -78,7 +78,8 @@ pub(crate) fn image_failed(e: &ImageError) -> EngineError {
         ImageError::Image(_) => ErrorCode::CreateFailed,
         ImageError::Cancelled => ErrorCode::DeadlineExceeded,
         _ => {
-            return EngineError::new(ErrorCode::Internal, "the templates of this host could not be used").because(chain(e));
+            return EngineError::new(ErrorCode::Internal, "the templates of this host could not be used")
+                .because(chain(e));
         }
     };
     EngineError::new(code, e.to_string()).because(chain(e))
@@ -110,6 +111,9 @@ pub(crate) fn keeper(AdminPermit(permit): AdminPermit) -> ApiResult<Permit> {
     if permit.project == ProjectId::default_project() {
         return Ok(permit);
     }
-    Err(ApiError::new(ErrorCode::Forbidden, "Templates are shared by all projects; this key is of another project than `default`.")
-        .hint("Use an admin key of the project `default` to build, tag or remove templates."))
+    Err(ApiError::new(
+        ErrorCode::Forbidden,
+        "Templates are shared by all projects; this key is of another project than `default`.",
+    )
+    .hint("Use an admin key of the project `default` to build, tag or remove templates."))
 }

@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn settings_survive_being_kept() {
-        let probe = Probe { retries: 7, start_period: Duration::from_millis(1500), ..Probe::new(vec!["true".to_owned()]) };
+        let probe =
+            Probe { retries: 7, start_period: Duration::from_millis(1500), ..Probe::new(vec!["true".to_owned()]) };
         let settings = Settings {
             env: [("A".to_owned(), "1".to_owned())].into(),
             user: Some("app:staff".to_owned()),

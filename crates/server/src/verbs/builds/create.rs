@@ -41,12 +41,17 @@ async fn checked(state: &AppState, body: CreateBuild) -> ApiResult<BuildRequest>
     let tags = labels(&name, &body.tags)?;
     let report = state.engine.report();
     if !report.memory_snapshot {
-        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot save machines, and so builds no templates."));
+        return Err(ApiError::new(
+            ErrorCode::Unsupported,
+            "This host cannot save machines, and so builds no templates.",
+        ));
     }
     let taken = state.engine.templates().await?;
     if taken.iter().any(|t| t.name == name && t.name.version().is_none()) {
-        return Err(ApiError::invalid(format!("name: {name} is a template that comes with the service or was imported."))
-            .hint("Give the template another name; a recipe may begin with that one."));
+        return Err(ApiError::invalid(format!(
+            "name: {name} is a template that comes with the service or was imported."
+        ))
+        .hint("Give the template another name; a recipe may begin with that one."));
     }
     if let Some(text) = &body.recipe {
         // With its arguments: they may decide what it begins with.

@@ -100,9 +100,8 @@ async fn move_tags(
     tags: Vec<TemplateName>,
 ) -> ApiResult<()> {
     let (version, name) = (version.clone(), name.clone());
-    let moved = state.with_images(move |images| {
-        tags.iter().chain([&name]).try_for_each(|tag| images.tag(&version, tag).map(drop))
-    });
+    let moved = state
+        .with_images(move |images| tags.iter().chain([&name]).try_for_each(|tag| images.tag(&version, tag).map(drop)));
     moved.await?;
     state.templates.forget();
     Ok(())

@@ -37,9 +37,9 @@ impl FromRequestParts<AppState> for TemplatePath {
 
 /// The name of a template that has or will have versions.
 pub(super) fn family(text: &str) -> ApiResult<TemplateName> {
-    let name: TemplateName = text.parse().map_err(|e: mainbrella_types::IdError| {
-        ApiError::invalid(format!("name must be {}.", e.expected))
-    })?;
+    let name: TemplateName = text
+        .parse()
+        .map_err(|e: mainbrella_types::IdError| ApiError::invalid(format!("name must be {}.", e.expected)))?;
     if text.contains(':') {
         return Err(ApiError::invalid("name must be without a label; labels go into tags."));
     }
@@ -53,10 +53,14 @@ pub(super) fn labels(family: &TemplateName, labels: &[String]) -> ApiResult<Vec<
     }
     let one = |label: &String| {
         let tag = family.with_label(label).map_err(|_| {
-            ApiError::invalid("tags must be labels: 1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit.")
+            ApiError::invalid(
+                "tags must be labels: 1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit.",
+            )
         })?;
         if tag.version().is_some() {
-            return Err(ApiError::invalid(format!("tags: {tag} is the name of a version, which is given by the service.")));
+            return Err(ApiError::invalid(format!(
+                "tags: {tag} is the name of a version, which is given by the service."
+            )));
         }
         Ok(tag)
     };
@@ -76,10 +80,11 @@ pub(super) async fn resolve(state: &AppState, name: &TemplateName) -> ApiResult<
     }
     let changes = state.templates.changes();
     let mut names = HashMap::new();
-    for info in state.engine.templates().await? {
-        names.extend(info.tags.into_iter().map(|tag| (tag, info.name.clone())));
-        names.insert(info.name.clone(), info.name);
+    for version in state.with_images(|images| Ok(images.built_all())).await? {
+        names.extend(version.tags.into_iter().map(|tag| (tag, version.name.clone())));
+        names.insert(version.name.clone(), version.name);
     }
+    names.extend(state.engine.templates().await?.into_iter().map(|info| (info.name.clone(), info.name)));
     let found = names.get(name).cloned();
     let known: Vec<String> = if found.is_none() { like(&names, name) } else { Vec::new() };
     state.templates.remember(changes, names);
@@ -116,6 +121,18 @@ pub(super) async fn all(state: &AppState) -> ApiResult<Vec<(Template, Option<Bui
             template.base = image.image.as_ref().map(|note| note.name.clone());
         }
         list.push((info.name, template, version));
+    }
+    // What the driver does not list it has not looked at yet.
+    for (name, version) in versions {
+        let info = TemplateInfo {
+            name: name.clone(),
+            digest: version.digest.clone(),
+            image_bytes: version.made.bytes,
+            frozen: Vec::new(),
+            languages: version.languages(),
+            tags: version.tags.clone(),
+        };
+        list.push((name, shown(info, Some(&version)), Some(version)));
     }
     list.sort_by(|(a, ..), (b, ..)| (a.family(), a.version()).cmp(&(b.family(), b.version())));
     Ok(list.into_iter().map(|(_, template, version)| (template, version)).collect())

@@ -28,9 +28,10 @@ pub(crate) async fn tag(
 ) -> ApiResult<Response> {
     query.finish()?;
     keeper(admin)?;
-    let named: TemplateName = body.source.parse().map_err(|e: mainbrella_types::IdError| {
-        ApiError::invalid(format!("source must be {}.", e.expected))
-    })?;
+    let named: TemplateName = body
+        .source
+        .parse()
+        .map_err(|e: mainbrella_types::IdError| ApiError::invalid(format!("source must be {}.", e.expected)))?;
     let source = super::resolve(&state, &named).await?;
     if source.version().is_none() {
         return Err(ApiError::invalid(format!("source: {source} has no versions, so no tag can point to it.")));
