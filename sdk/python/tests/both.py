@@ -131,6 +131,9 @@ class _Front:
     def __repr__(self) -> str:
         return repr(self._of)
 
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return front(run(_do(self._of, args, options)))
+
     def __enter__(self) -> Any:
         return front(run(self._of.__aenter__()))
 

@@ -19,7 +19,7 @@ const PORT: u32 = 3000;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A service whose previews are at a known port.
-async fn service() -> (Service, u16) {
+pub(super) async fn service() -> (Service, u16) {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
     let arguments = vec!["--preview-listen".to_owned(), format!("127.0.0.1:{port}")];
     (Service::with(Setup { arguments, ..Setup::default() }).await, port)
@@ -61,7 +61,7 @@ fn length(headers: &str) -> usize {
 }
 
 /// The reply to a small request.
-async fn get(url: &str, path: &str) -> (u16, String) {
+pub(super) async fn get(url: &str, path: &str) -> (u16, String) {
     let (mut stream, request) = connect(url, &format!("GET {path}")).await;
     stream.write_all(format!("{request}\r\n").as_bytes()).await.expect("sent");
     let (status, headers) = head(&mut stream).await;

@@ -18,6 +18,7 @@ from ._async.previews import AsyncPreviews
 from ._async.sandbox import AsyncSandbox
 from ._async.secrets import AsyncSecrets
 from ._async.snapshots import AsyncSnapshots
+from ._async.templates import AsyncBuilds, AsyncTemplates
 from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
 from ._sync.commands import Commands
@@ -29,12 +30,15 @@ from ._sync.previews import Previews
 from ._sync.sandbox import Sandbox
 from ._sync.secrets import Secrets
 from ._sync.snapshots import Snapshots
+from ._sync.templates import Builds, Templates
 from ._sync.watch import FileWatch
 from ._version import __version__
 from .codetypes import CodeError, CodeEvent, CodeOutput, CodeResult, ContextInfo
 from .egresstypes import EgressEvent, EgressExplanation, EgressLogPage, EgressPolicy, ResolvedAddress
 from .errors import (
     AuthenticationError,
+    BuildFailedError,
+    BuildStateError,
     CallerStoppedWaitingError,
     CleanupUncertainError,
     CommandFailedError,
@@ -75,6 +79,8 @@ from .errors import (
     SnapshotDamagedError,
     SnapshotLimitError,
     SnapshotMismatchError,
+    TemplateInUseError,
+    TemplateLimitError,
     TransportError,
     UnavailableError,
     UnsafeArchiveError,
@@ -108,6 +114,7 @@ AsyncExecution = AsyncJob
 """``Execution`` for ``AsyncSandbox``."""
 
 __all__ = [
+    "AsyncBuilds",
     "AsyncCodeContext",
     "AsyncCodeStream",
     "AsyncCommands",
@@ -125,7 +132,11 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSecrets",
     "AsyncSnapshots",
+    "AsyncTemplates",
     "AuthenticationError",
+    "BuildFailedError",
+    "BuildStateError",
+    "Builds",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
     "CodeContext",
@@ -160,6 +171,7 @@ __all__ = [
     "FileWatch",
     "FileWatchEvent",
     "Files",
+    "ForkReceipt",
     "GenerationMismatchError",
     "GuestFileExistsError",
     "GuestFileNotFoundError",
@@ -184,7 +196,6 @@ __all__ = [
     "JobStarted",
     "JobStateError",
     "JobStillRunningError",
-    "ForkReceipt",
     "MachineInfo",
     "MachineLimits",
     "MachineNotRunningError",
@@ -206,8 +217,8 @@ __all__ = [
     "RateLimitedError",
     "RecordedOutput",
     "RedirectRefusedError",
-    "ResolvedAddress",
     "RemoteFile",
+    "ResolvedAddress",
     "RunResult",
     "Sandbox",
     "Secret",
@@ -223,6 +234,9 @@ __all__ = [
     "SnapshotMismatchError",
     "Snapshots",
     "StopResult",
+    "TemplateInUseError",
+    "TemplateLimitError",
+    "Templates",
     "TerminalSize",
     "TransportError",
     "UnavailableError",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuthenticationError",
+    "BuildFailedError",
+    "BuildStateError",
     "CallerStoppedWaitingError",
     "CleanupUncertainError",
     "CommandFailedError",
@@ -53,6 +55,8 @@ __all__ = [
     "SnapshotDamagedError",
     "SnapshotLimitError",
     "SnapshotMismatchError",
+    "TemplateInUseError",
+    "TemplateLimitError",
     "TransportError",
     "UnavailableError",
     "UnsafeArchiveError",
@@ -248,6 +252,44 @@ class SnapshotDamagedError(ConflictError):
     """What was saved is not there any more as it was written: nothing can be started from it."""
 
 
+class TemplateInUseError(ConflictError):
+    """A tag points to the version that was to be removed; the message names it."""
+
+
+class TemplateLimitError(ConflictError):
+    """There are as many versions or tags of templates as there may be."""
+
+
+class BuildStateError(ConflictError):
+    """The build is not in a state that allows the call, e.g. over already."""
+
+
+class BuildFailedError(MainbrellaError):
+    """A build did not become a template.
+
+    Attributes:
+        build: id of the build; ``client.builds.events`` has its log.
+        reason: what kept it, e.g. ``step``, ``base``, ``start``, ``timed_out``, ``cancelled``.
+        line: the line of the recipe it is about, from 1, if there is one.
+        instruction: the instruction on that line.
+    """
+
+    default_code = "build_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        build: str = "",
+        reason: str = "",
+        line: int | None = None,
+        instruction: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(message, **options)
+        self.build, self.reason, self.line, self.instruction = build, reason, line, instruction
+
+
 class UnsupportedError(MainbrellaError):
     """This host cannot do it; ``client.capabilities()`` says what it can."""
 
@@ -372,6 +414,9 @@ _KINDS: dict[str, type[MainbrellaError]] = {
     "snapshot_limit": SnapshotLimitError,
     "snapshot_mismatch": SnapshotMismatchError,
     "snapshot_damaged": SnapshotDamagedError,
+    "template_in_use": TemplateInUseError,
+    "template_limit": TemplateLimitError,
+    "build_state": BuildStateError,
     "unsupported": UnsupportedError,
     "payload_too_large": PayloadTooLargeError,
     "rate_limited": RateLimitedError,

@@ -24,6 +24,7 @@ from ..models import Fields, MachineInfo, drop_none, parse_machine
 from ..secrettypes import Secret, check_secrets
 from .sandbox import AsyncSandbox
 from .snapshots import AsyncSnapshots
+from .templates import AsyncBuilds, AsyncTemplates
 from .transport import AsyncTransport
 
 __all__ = ["AsyncMainbrella"]
@@ -48,6 +49,10 @@ class AsyncMainbrella:
     """Saved workspaces: files of machines."""
     snapshots: AsyncSnapshots
     """Everything that was saved of machines, workspaces included."""
+    templates: AsyncTemplates
+    """What machines start from: built, tagged, removed; called, it lists them."""
+    builds: AsyncBuilds
+    """Builds of templates, and their logs."""
 
     def __init__(
         self,
@@ -70,6 +75,8 @@ class AsyncMainbrella:
         self._transport = AsyncTransport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
         self.workspaces = AsyncSnapshots(self._transport, "workspace")
         self.snapshots = AsyncSnapshots(self._transport, None)
+        self.builds = AsyncBuilds(self._transport)
+        self.templates = AsyncTemplates(self._transport, self.builds)
 
     @property
     def base_url(self) -> str:
@@ -79,11 +86,6 @@ class AsyncMainbrella:
     async def capabilities(self) -> dict[str, Any]:
         """What the service on this host can really do, e.g. ``["networking"]["internetControl"]``."""
         return await self._transport.call("GET", "/v1/capabilities")
-
-    async def templates(self) -> list[dict[str, Any]]:
-        """The templates of this host, as the service describes them; ``["name"]`` is what ``create`` takes."""
-        data = await self._transport.call("GET", "/v1/templates")
-        return [Fields(entry, "template").all() for entry in Fields(data, "list").objects("templates")]
 
     async def create(
         self,

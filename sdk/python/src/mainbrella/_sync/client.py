@@ -26,6 +26,7 @@ from ..models import Fields, MachineInfo, drop_none, parse_machine
 from ..secrettypes import Secret, check_secrets
 from .sandbox import Sandbox
 from .snapshots import Snapshots
+from .templates import Builds, Templates
 from .transport import Transport
 
 __all__ = ["Mainbrella"]
@@ -50,6 +51,10 @@ class Mainbrella:
     """Saved workspaces: files of machines."""
     snapshots: Snapshots
     """Everything that was saved of machines, workspaces included."""
+    templates: Templates
+    """What machines start from: built, tagged, removed; called, it lists them."""
+    builds: Builds
+    """Builds of templates, and their logs."""
 
     def __init__(
         self,
@@ -72,6 +77,8 @@ class Mainbrella:
         self._transport = Transport(address, api_key, timeout=float(timeout), ssl_context=ssl_context)
         self.workspaces = Snapshots(self._transport, "workspace")
         self.snapshots = Snapshots(self._transport, None)
+        self.builds = Builds(self._transport)
+        self.templates = Templates(self._transport, self.builds)
 
     @property
     def base_url(self) -> str:
@@ -81,11 +88,6 @@ class Mainbrella:
     def capabilities(self) -> dict[str, Any]:
         """What the service on this host can really do, e.g. ``["networking"]["internetControl"]``."""
         return self._transport.call("GET", "/v1/capabilities")
-
-    def templates(self) -> list[dict[str, Any]]:
-        """The templates of this host, as the service describes them; ``["name"]`` is what ``create`` takes."""
-        data = self._transport.call("GET", "/v1/templates")
-        return [Fields(entry, "template").all() for entry in Fields(data, "list").objects("templates")]
 
     def create(
         self,
