@@ -44,6 +44,7 @@ pub async fn fill(data: &Path, count: usize) -> Result<(), Fault> {
             },
             forked_from: None,
             restored_from: None,
+            unlisted: false,
             now,
         };
         let record = match store.begin_create(new, None).await? {

@@ -405,6 +405,24 @@ limits! {
     template_ready_max_ms = TEMPLATE_READY_MAX_MS;
     /// Longest description of a version of a template.
     built_manifest_max_bytes = BUILT_MANIFEST_MAX;
+    /// Tags that one build may ask for.
+    build_tags_max = BUILD_TAGS_MAX;
+    /// Time limit of a build by default.
+    build_timeout_default_seconds = BUILD_TIMEOUT_DEFAULT_SECONDS;
+    /// Shortest time limit of a build.
+    build_timeout_min_seconds = BUILD_TIMEOUT_MIN_SECONDS;
+    /// Longest time limit of a build.
+    build_timeout_max_seconds = BUILD_TIMEOUT_MAX_SECONDS;
+    /// Builds that are not over.
+    builds_waiting_max = BUILDS_WAITING_MAX;
+    /// Builds that are remembered.
+    builds_kept = BUILDS_KEPT;
+    /// How long a build waits for its context.
+    build_context_wait_seconds = BUILD_CONTEXT_WAIT_SECONDS;
+    /// Log kept of one build; beyond it output is left out.
+    build_log_max_bytes = BUILD_LOG_BYTES_MAX;
+    /// Longest line of a build's log.
+    build_line_max_bytes = BUILD_LINE_BYTES_MAX;
     /// Layers of an image.
     image_layers_max = IMAGE_LAYERS_MAX;
     /// Largest manifest, index or configuration of an image.

@@ -4,6 +4,7 @@
 //! ignores what it does not know. Instants that end in `Ms` are milliseconds since the Unix epoch;
 //! durations name their unit. Rules and limits live in `mainbrella-types`.
 
+pub mod build;
 pub mod capabilities;
 pub mod command;
 pub mod context;
@@ -24,6 +25,7 @@ pub mod secret;
 pub mod snapshot;
 pub mod template;
 
+pub use build::{Build, BuildEvent, BuildEventKind, BuildEvents, BuildFailure, BuildList, BuildState, CreateBuild};
 pub use capabilities::Capabilities;
 pub use command::{CommandLine, CommandResult, OmittedRange, RunCommand};
 pub use context::{
@@ -54,7 +56,10 @@ pub use preview::{CreatePreview, Preview, PreviewList, RenewPreview};
 pub use process::{Process, ProcessList};
 pub use secret::{OnFork, Secret, SecretBody, SecretList, SecretRemoved};
 pub use snapshot::{RestoreSnapshot, SaveSnapshot, Snapshot, SnapshotKind, SnapshotList, UpdateSnapshot};
-pub use template::{Template, TemplateList};
+pub use template::{
+    CreateTemplate, TagTemplate, Template, TemplateDetails, TemplateKind, TemplateList, TemplateProbe, TemplateRemoved,
+    TemplateVersion,
+};
 
 /// The prefix of every path of this version.
 pub const V1: &str = "/v1";

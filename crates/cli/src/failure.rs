@@ -123,6 +123,9 @@ fn exit_of(code: ErrorCode) -> Exit {
         | ErrorCode::SnapshotLimit
         | ErrorCode::SnapshotMismatch
         | ErrorCode::SnapshotDamaged
+        | ErrorCode::TemplateInUse
+        | ErrorCode::TemplateLimit
+        | ErrorCode::BuildState
         | ErrorCode::IdempotencyConflict
         | ErrorCode::InProgress
         | ErrorCode::StdinClosed

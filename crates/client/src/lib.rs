@@ -5,6 +5,7 @@
 //! required except to this machine, redirects are refused, proxies of the environment are not used.
 
 mod address;
+mod builds;
 mod contexts;
 mod directories;
 mod egress;
@@ -20,6 +21,7 @@ mod socket;
 mod transport;
 
 pub use address::{DEFAULT_URL, is_loopback};
+pub use builds::BuildStream;
 pub use directories::Watch;
 pub use error::{ApiFailure, ClientError};
 pub use files::{Download, Upload, WriteOptions};

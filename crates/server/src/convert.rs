@@ -1,11 +1,8 @@
 //! From the vocabulary to the wire.
 
 use mainbrella_api::capabilities::Jail;
-use mainbrella_api::{
-    EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, ReseedHook, Reseeded, Template,
-};
-use mainbrella_engine::driver::TemplateInfo;
-use mainbrella_types::{DriverReport, JailReport, MachineRecord, MachineState, SizeClass};
+use mainbrella_api::{EgressPolicy, Machine, MachineCapabilities, MachineLimits, Reason, ReseedHook, Reseeded};
+use mainbrella_types::{DriverReport, JailReport, MachineRecord, MachineState};
 
 use crate::error::sentence;
 
@@ -91,17 +88,6 @@ pub(crate) fn reseeded(done: &mainbrella_engine::Reseeded) -> Reseeded {
         hooks: done.hooks.iter().map(hook).collect(),
         registered: done.registered,
         acknowledged: done.acknowledged,
-    }
-}
-
-/// A template as callers see it.
-pub(crate) fn template(info: TemplateInfo) -> Template {
-    Template {
-        name: info.name.as_str().to_owned(),
-        digest: info.digest,
-        image_bytes: info.image_bytes,
-        frozen_sizes: info.frozen.into_iter().map(|s: SizeClass| s.as_str().to_owned()).collect(),
-        code_contexts: info.languages.into_iter().map(|l| l.as_str().to_owned()).collect(),
     }
 }
 

@@ -103,6 +103,7 @@ mod tests {
             },
             forked_from: None,
             restored_from: None,
+            unlisted: false,
             now: Millis(10),
         };
         let Ok(BeginCreate::Fresh(record)) = store.begin_create(new, None).await else { panic!("not fresh") };

@@ -5,7 +5,8 @@
 //! what the caller reads and what the log holds.
 
 pub mod auth;
-pub mod compose;
+mod builds;
+mod compose;
 pub mod config;
 mod convert;
 mod directory;

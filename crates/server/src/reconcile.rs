@@ -8,6 +8,7 @@ use mainbrella_store::StoreError;
 use mainbrella_types::{MachineState, SnapshotKey};
 use tokio_util::sync::CancellationToken;
 
+use crate::builds;
 use crate::error::chain;
 use crate::state::AppState;
 
@@ -31,6 +32,7 @@ pub async fn recover(state: &AppState) -> Result<RecoveryReport, EngineError> {
         Err(e) => tracing::warn!(error = chain(&e), "the living machines could not be read again"),
     }
     tidy_snapshots(state, true).await;
+    builds::open(state).await?;
     Ok(report)
 }
 
@@ -115,6 +117,7 @@ async fn expire_snapshots(state: &AppState) {
 /// Takes back the intents of saves that nobody carries out any more, and removes from the host what no snapshot on record names.
 /// What was acknowledged is never removed here; with `look`, it is said where it is missing.
 async fn tidy_snapshots(state: &AppState, look: bool) {
+    let under_way = state.saves.all();
     // The host first: a save is on record before anything of it is on the host.
     let (whole, remains) = match (state.engine.snapshots().await, state.engine.snapshot_remains().await) {
         (Ok(whole), Ok(remains)) => (whole, remains),
@@ -140,8 +143,21 @@ async fn tidy_snapshots(state: &AppState, look: bool) {
             tracing::error!(snapshot = %row.key, "a snapshot on record is not on this host; its restores will fail");
         }
     }
-    let named: HashSet<SnapshotKey> = rows.iter().map(|row| row.key).collect();
-    for key in remains.into_iter().filter(|key| !named.contains(key)) {
+    // Templates and builds have snapshots of their own. Looked at after the host: one that is under way is on the list of saves
+    // until it is on theirs.
+    let kept = match builds::kept_snapshots(state).await {
+        Ok(kept) => kept,
+        Err(e) => {
+            tracing::warn!(
+                internal = e.internal().unwrap_or_default(),
+                "the snapshots of templates are not known; none is removed"
+            );
+            return;
+        }
+    };
+    let mut named: HashSet<SnapshotKey> = rows.iter().map(|row| row.key).collect();
+    named.extend(kept);
+    for key in remains.into_iter().filter(|key| !named.contains(key) && !under_way.contains(key)) {
         forget_snapshot(state, key).await;
     }
 }

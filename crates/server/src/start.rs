@@ -210,6 +210,9 @@ pub async fn run_with(
     if let Some(ingress) = ingress {
         let _ = ingress.await;
     }
+    if let Some(builds) = state.builds.get() {
+        builds.close().await;
+    }
     state.engine.shutdown().await;
     state.store.close().await;
     tracing::info!("ended; machines keep running");

@@ -1,10 +1,11 @@
 //! What every verb can reach.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use mainbrella_builder::Builds;
 use mainbrella_engine::Engine;
 use mainbrella_engine::clock::Clock;
 use mainbrella_store::Store;
@@ -53,6 +54,8 @@ pub struct Parts {
     pub previews: Previews,
     /// Saves in progress.
     pub saves: SavesUnderWay,
+    /// Builds of templates; there once the machines were taken over.
+    pub builds: OnceLock<Builds>,
     /// Cancelled when the service begins to end: what would go on for ever ends then.
     pub closing: CancellationToken,
     clock: Arc<dyn Clock>,
@@ -61,20 +64,45 @@ pub struct Parts {
 /// How long a template that was seen is believed to be there.
 const SEEN_FOR: Duration = Duration::from_secs(5);
 
-/// Names of templates, so that not every create reads their manifests.
+/// What names of templates mean, so that not every create reads their manifests.
 #[derive(Debug, Default)]
-pub struct SeenTemplates(Mutex<Option<(Instant, HashSet<TemplateName>)>>);
+pub struct SeenTemplates(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Moves with every change, so that what was read before one is not remembered.
+    changes: u64,
+    names: Option<(Instant, Names)>,
+}
+
+/// A template, or a tag, and the template it means.
+type Names = HashMap<TemplateName, TemplateName>;
 
 impl SeenTemplates {
-    /// Whether a template was there a moment ago.
-    pub(crate) fn is_fresh(&self, name: &TemplateName) -> bool {
+    /// What a name meant a moment ago.
+    pub(crate) fn meaning(&self, name: &TemplateName) -> Option<TemplateName> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.as_ref().is_some_and(|(at, names)| at.elapsed() < SEEN_FOR && names.contains(name))
+        seen.names.as_ref().filter(|(at, _)| at.elapsed() < SEEN_FOR)?.1.get(name).cloned()
     }
 
-    /// Notes which there are now.
-    pub(crate) fn remember(&self, names: impl Iterator<Item = TemplateName>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), names.collect()));
+    /// How often something has changed: asked before looking.
+    pub(crate) fn changes(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
+    }
+
+    /// Notes which there were after `changes`.
+    pub(crate) fn remember(&self, changes: u64, names: Names) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.changes == changes {
+            seen.names = Some((Instant::now(), names));
+        }
+    }
+
+    /// Something has changed.
+    pub(crate) fn forget(&self) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.changes += 1;
+        seen.names = None;
     }
 }
 
@@ -92,6 +120,11 @@ impl SavesUnderWay {
     pub(crate) fn begin(&self, key: SnapshotKey) -> Saving {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Saving { saves: self.clone(), key }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> HashSet<SnapshotKey> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn has(&self, key: &SnapshotKey) -> bool {
@@ -120,12 +153,30 @@ impl AppState {
             vault: Vault::new(&config.data_dir),
             previews: Previews::new(&config, engine.clone(), Arc::clone(&clock)),
             saves: SavesUnderWay::default(),
+            builds: OnceLock::new(),
             closing: CancellationToken::new(),
             config,
             engine,
             store,
             clock,
         }))
+    }
+}
+
+impl AppState {
+    /// A way back to the parts that does not keep them.
+    pub(crate) fn downgrade(&self) -> Weak<Parts> {
+        Arc::downgrade(&self.0)
+    }
+
+    /// See [`Self::downgrade`].
+    pub(crate) fn from_parts(parts: Arc<Parts>) -> Self {
+        Self(parts)
+    }
+
+    /// The clock.
+    pub(crate) fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.clock)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct NewMachine {
     pub forked_from: Option<Generation>,
     /// The snapshot it is to start from instead of its template.
     pub restored_from: Option<SnapshotKey>,
+    /// That snapshot belongs to a template or a build: it is on no record, and nobody deletes it.
+    pub unlisted: bool,
     /// The clock of the caller.
     pub now: Millis,
 }
@@ -442,7 +444,7 @@ async fn create_in(
         }
     }
     // Held from here on: whoever deletes it afterwards finds this machine on record.
-    if let Some(snapshot) = &new.restored_from
+    if let Some(snapshot) = new.restored_from.as_ref().filter(|_| !new.unlisted)
         && tx.execute(sql::SNAPSHOT_HOLD, &[Arg::Text(snapshot.to_string()), Arg::Int(new.now.0)]).await? == 0
     {
         return Ok(BeginCreate::SnapshotGone);

@@ -14,6 +14,7 @@ mod pack;
 mod remove;
 mod unpack;
 mod walk;
+mod write;
 
 pub use copy::copy;
 pub use error::TreeError;
@@ -24,6 +25,7 @@ pub use pack::{PackOptions, Packer};
 pub use remove::{REMAINING_NAMED_MAX, Removal, remove};
 pub use unpack::{Owners, UnpackOptions, Unpacked, Unpacker};
 pub use walk::{NAMES_BYTES_MAX, Step, Walk};
+pub use write::{Archive, Meta};
 
 /// Longest path in an archive, bytes: what a Linux system call takes, less the final NUL.
 pub const PATH_MAX: usize = 4095;

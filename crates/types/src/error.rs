@@ -102,6 +102,12 @@ codes! {
     SnapshotDamaged = "snapshot_damaged", 409, Never, "Nothing can be started from this snapshot; delete it, and restore an older one or save again.";
     /// The template is not known.
     TemplateNotFound = "template_not_found", 404, Never, "`mainbrella template list` shows what is there; `mainbrella template build NAME` makes it.";
+    /// The template is still needed.
+    TemplateInUse = "template_in_use", 409, Never, "Remove the tags that point to it first, or let them point to another version.";
+    /// There are as many versions or tags as there may be.
+    TemplateLimit = "template_limit", 409, Never, "Remove versions or tags that are not needed; `mainbrella template list` shows them.";
+    /// The build is not in a state that allows the call.
+    BuildState = "build_state", 409, Never, "Inspect the build; its state says what happened. Ask for another build if it is over.";
     /// This driver or host cannot do it.
     Unsupported = "unsupported", 422, Never, "See `/v1/capabilities` for what this host can do.";
     /// The body is too large.

@@ -184,6 +184,24 @@ pub const IGNORE_PATTERNS_MAX: usize = 1024;
 pub const CONTEXT_ENTRIES_MAX: usize = 200_000;
 /// Size of all that one recipe copies out of its context, bytes (8 GiB).
 pub const CONTEXT_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
+/// Tags that one build may ask for.
+pub const BUILD_TAGS_MAX: usize = 16;
+/// Time limit of a build by default, seconds.
+pub const BUILD_TIMEOUT_DEFAULT_SECONDS: u64 = 30 * 60;
+/// Shortest time limit of a build, seconds.
+pub const BUILD_TIMEOUT_MIN_SECONDS: u64 = 10;
+/// Longest time limit of a build, seconds (6 hours).
+pub const BUILD_TIMEOUT_MAX_SECONDS: u64 = 6 * 3600;
+/// Builds that wait for their context or their turn.
+pub const BUILDS_WAITING_MAX: usize = 16;
+/// Builds that are remembered, unfinished ones included.
+pub const BUILDS_KEPT: usize = 100;
+/// How long a build waits for its context, seconds.
+pub const BUILD_CONTEXT_WAIT_SECONDS: u64 = 15 * 60;
+/// Log kept of one build, bytes; beyond it output is left out, steps and notices are not.
+pub const BUILD_LOG_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Longest line of a build's log, bytes.
+pub const BUILD_LINE_BYTES_MAX: usize = 4096;
 
 /// Versions of one template that are kept at once.
 pub const TEMPLATE_VERSIONS_MAX: usize = 256;

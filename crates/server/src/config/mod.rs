@@ -60,6 +60,9 @@ keys! {
     "max-machines", "MAINBRELLA_MAX_MACHINES", "N", "500", "Most living machines on this host.";
     "max-machines-per-project", "MAINBRELLA_MAX_MACHINES_PER_PROJECT", "N", "500", "Most living machines of one project on this host.";
     "max-snapshots-per-project", "MAINBRELLA_MAX_SNAPSHOTS_PER_PROJECT", "N", "100", "Most snapshots one project keeps, archived ones included.";
+    "keep-template-versions", "MAINBRELLA_KEEP_TEMPLATE_VERSIONS", "N", "3", "Versions of one template that are kept though no tag points to them.";
+    "build-cache-steps", "MAINBRELLA_BUILD_CACHE_STEPS", "N", "64", "Steps of builds that are cached, the last used ones.";
+    "builds-at-once", "MAINBRELLA_BUILDS_AT_ONCE", "N", "1", "Builds carried out at once; further ones wait for their turn.";
     "max-creating", "MAINBRELLA_MAX_CREATING", "N", "64", "Most machines being made at once; further creates are refused as overloaded.";
     "idle-timeout-seconds", "MAINBRELLA_IDLE_TIMEOUT_SECONDS", "N", "0", "Idle timeout of machines whose create names none and is not persistent; 0 for none.";
     "rate-per-second", "MAINBRELLA_RATE_PER_SECOND", "N", "10000", "Requests a second of one key.";
@@ -113,6 +116,12 @@ pub struct ServerConfig {
     pub max_machines_per_project: u32,
     /// Most snapshots of one project.
     pub max_snapshots_per_project: u32,
+    /// Versions of one template that are kept without a tag.
+    pub keep_template_versions: u32,
+    /// Steps of builds that are cached.
+    pub build_cache_steps: u32,
+    /// Builds carried out at once.
+    pub builds_at_once: u32,
     /// Most machines being made at once.
     pub max_creating: u32,
     /// Idle timeout of a create that names none; `None`: no idle timeout.
@@ -187,6 +196,9 @@ impl ServerConfig {
             max_machines: read.number("max-machines", 1, 16_384),
             max_machines_per_project: read.number("max-machines-per-project", 1, 16_384),
             max_snapshots_per_project: read.number("max-snapshots-per-project", 0, 1_000_000),
+            keep_template_versions: read.number("keep-template-versions", 0, 200),
+            build_cache_steps: read.number("build-cache-steps", 0, 4096),
+            builds_at_once: read.number("builds-at-once", 1, 16),
             max_creating: read.number("max-creating", 1, 1024),
             idle_timeout: read.with("idle-timeout-seconds", value::idle_timeout),
             rate_per_second: read.number("rate-per-second", 1, 1_000_000),

@@ -9,7 +9,7 @@ use mainbrella_engine::EngineError;
 use mainbrella_store::{BeginCreate, Idempotency, NewMachine, Store};
 use mainbrella_types::{
     EgressPolicy, ErrorCode, FailureKind, GenerationKey, MachineId, MachineRecord, MachineSpec, MachineState, OnIdle,
-    SnapshotKey, TemplateName, limits,
+    ProjectId, SnapshotKey, limits,
 };
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -20,6 +20,7 @@ use crate::error::{ApiError, ApiResult, sentence};
 use crate::extract::{JsonBody, Query};
 use crate::idempotency;
 use crate::state::AppState;
+use crate::verbs::templates;
 
 /// How long a repeated create waits for the first one.
 const REPLAY_WAIT: Duration = Duration::from_secs(300);
@@ -48,7 +49,7 @@ pub(crate) async fn create(
     let idempotency = idempotency::given(&headers, "create machine v1\n", &body)?;
     let (slot, spec) = spec(&state, body)?;
     // On a task of its own: a caller who goes away after the intent is durable must not leave it without an actor.
-    let (at, new) = (state.clone(), NewOne { slot, spec, restored_from: None });
+    let (at, new) = (state.clone(), NewOne { slot, spec, restored_from: None, unlisted: false });
     let work = async move {
         // A repeated create finds its machine even when a new one would be turned down.
         if let Some(id) = &idempotency
@@ -56,7 +57,7 @@ pub(crate) async fn create(
         {
             return settle(&at, before).await;
         }
-        bring_to_life(&at, &permit, new, idempotency).await
+        bring_to_life(&at, &permit.project, new, idempotency).await
     };
     let made = tokio::spawn(work.in_current_span())
         .await
@@ -66,43 +67,46 @@ pub(crate) async fn create(
 }
 
 /// A machine that was asked for, and when it was made.
-pub(super) enum Made {
+pub(crate) enum Made {
     New(MachineRecord),
     Before(MachineRecord),
 }
 
 /// What is asked for.
-pub(super) struct NewOne {
-    pub(super) slot: Option<MachineId>,
-    pub(super) spec: MachineSpec,
+pub(crate) struct NewOne {
+    pub(crate) slot: Option<MachineId>,
+    pub(crate) spec: MachineSpec,
     /// The snapshot it starts from instead of its template.
-    pub(super) restored_from: Option<SnapshotKey>,
+    pub(crate) restored_from: Option<SnapshotKey>,
+    /// That snapshot belongs to a template or a build.
+    pub(crate) unlisted: bool,
 }
 
 /// Makes a machine, unless an earlier call did.
-pub(super) async fn bring_to_life(
+pub(crate) async fn bring_to_life(
     state: &AppState,
-    permit: &Permit,
-    new: NewOne,
+    project: &ProjectId,
+    mut new: NewOne,
     idempotency: Option<Idempotency>,
 ) -> ApiResult<Made> {
     let _place = state
         .creations
         .try_acquire()
         .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
-    has_room(state, permit, 1)?;
+    has_room(state, project, 1)?;
     // What a snapshot needs of its template is for the driver to know.
     if new.restored_from.is_none() {
-        template_exists(state, &new.spec.template).await?;
+        new.spec.template = templates::resolve(state, &new.spec.template).await?;
     }
     let new = NewMachine {
         key: GenerationKey::new(uuid::Uuid::now_v7()),
-        project: permit.project.clone(),
+        project: project.clone(),
         slot: new.slot,
         host: state.config.host_name.clone(),
         spec: new.spec,
         forked_from: None,
         restored_from: new.restored_from,
+        unlisted: new.unlisted,
         now: state.now(),
     };
     let begun = state.store.begin_create(new, idempotency).await?;
@@ -188,25 +192,11 @@ async fn reread(store: &Store, record: &MachineRecord) -> ApiResult<MachineRecor
     })
 }
 
-/// Refuses an unknown template before anything is written. One that was there a moment ago is believed to be there
-/// still; if it is not, the driver says so.
-async fn template_exists(state: &AppState, template: &TemplateName) -> ApiResult<()> {
-    if state.templates.is_fresh(template) {
-        return Ok(());
-    }
-    let known = state.engine.templates().await?;
-    state.templates.remember(known.iter().map(|t| t.name.clone()));
-    if known.iter().any(|t| t.name == *template) {
-        return Ok(());
-    }
-    Err(ApiError::new(ErrorCode::TemplateNotFound, format!("There is no template {template}.")))
-}
-
 /// Refuses `more` machines where this host or project has no room for them.
-pub(super) fn has_room(state: &AppState, permit: &Permit, more: usize) -> ApiResult<()> {
+pub(super) fn has_room(state: &AppState, project: &ProjectId, more: usize) -> ApiResult<()> {
     state.engine.has_room(more)?;
     let max = state.config.max_machines_per_project as usize;
-    if state.directory.count(&permit.project) + more > max {
+    if state.directory.count(project) + more > max {
         return Err(ApiError::new(ErrorCode::Overloaded, format!("This project already has {max} machines."))
             .hint("Stop machines that are not needed, or raise `max-machines-per-project` of the service."));
     }

@@ -89,7 +89,7 @@ async fn carry_out(
         .creations
         .try_acquire()
         .map_err(|_| ApiError::new(ErrorCode::Overloaded, "This host makes as many machines at once as it may."))?;
-    has_room(&state, &permit, count as usize)?;
+    has_room(&state, &permit.project, count as usize)?;
     let children: Vec<NewMachine> = (0..count)
         .map(|_| NewMachine {
             key: GenerationKey::new(uuid::Uuid::now_v7()),
@@ -99,6 +99,7 @@ async fn carry_out(
             spec: spec.clone(),
             forked_from: Some(from.generation.clone()),
             restored_from: None,
+            unlisted: false,
             now: state.now(),
         })
         .collect();

@@ -1,8 +1,9 @@
 //! One file a verb. Each takes a permit, checks what came in, and hands over to engine or store.
 
+mod builds;
 mod capabilities;
 mod contexts;
-mod create;
+pub(crate) mod create;
 mod disk;
 mod egress;
 mod extend;
@@ -39,7 +40,13 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::skeleton())
         .routes(routes!(healthz::healthz))
         .routes(routes!(capabilities::capabilities))
-        .routes(routes!(templates::templates))
+        .routes(routes!(templates::list::list, templates::create::create))
+        .routes(routes!(templates::get::get, templates::tag::tag, templates::remove::remove))
+        .routes(routes!(builds::create::create, builds::list::list))
+        .routes(routes!(builds::get::get))
+        .routes(routes!(builds::context::send))
+        .routes(routes!(builds::cancel::cancel))
+        .routes(routes!(builds::events::events))
         .routes(routes!(create::create, list::list))
         .routes(routes!(get::get))
         .routes(routes!(extend::extend))

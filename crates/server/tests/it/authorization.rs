@@ -49,6 +49,12 @@ fn turn(id: &str) -> u32 {
         "pauseMachine" => 3,
         "resumeMachine" => 4,
         "stopMachine" => 5,
+        "createTemplate" => 2,
+        "tagTemplate" => 3,
+        "getTemplate" => 4,
+        "removeTemplate" => 5,
+        "sendBuildContext" => 2,
+        "cancelBuild" => 3,
         _ => 1,
     }
 }
@@ -89,11 +95,14 @@ fn request_on(
     let id = match o.path.split('/').nth(2) {
         Some("keys") => key_id,
         Some("snapshots") => &machine.snapshot,
+        Some("builds") => &machine.build,
         _ => &machine.id,
     };
     let mut uri =
         o.path.replace("{id}", id).replace("{contextId}", &machine.context).replace("{previewId}", &machine.preview);
-    uri = uri.replace("{name}", "token");
+    // The first version that is made of a snapshot, or what means it.
+    let template = if matches!(o.id.as_str(), "tagTemplate" | "removeTemplate") { "made:t" } else { "made" };
+    uri = uri.replace("{name}", if o.path.starts_with("/v1/templates") { template } else { "token" });
     uri = uri.replace("{jobId}", job["id"].as_str().unwrap_or("0"));
     uri = uri.replace("{pid}", &job["pid"].as_u64().unwrap_or(7).to_string());
     let wait = o.id == "waitForJob";
@@ -132,6 +141,10 @@ fn request_on(
         "resizeJob" => json!({"cols": 100, "rows": 30}).to_string(),
         "createContext" => json!({"language": "python"}).to_string(),
         "runCode" => json!({"code": "print hello"}).to_string(),
+        "createBuild" => json!({"name": "app"}).to_string(),
+        "sendBuildContext" => "\0".repeat(1024),
+        "createTemplate" => json!({"name": "made", "snapshotId": machine.snapshot}).to_string(),
+        "tagTemplate" => json!({"source": "made"}).to_string(),
         "createKey" => json!({"name": "n", "role": "user"}).to_string(),
         "makeDirectory" => json!({"path": "/tmp/d", "recursive": true}).to_string(),
         "moveFile" => json!({"source": "/tmp/f", "destination": "/tmp/g"}).to_string(),
@@ -213,7 +226,11 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     machine.context = context["id"].as_str().unwrap().to_owned();
     let preview = s.post(&machine.path("/previews"), json!({"port": 3000})).await.ok();
     machine.preview = preview["id"].as_str().unwrap().to_owned();
-    machine.snapshot = s.saved(&machine).await;
+    machine.snapshot = s.post(&machine.path("/snapshots"), json!({"name": "n", "kind": "full"})).await.ok()["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    machine.build = s.post("/v1/builds", json!({"name": "app"})).await.ok()["id"].as_str().unwrap().to_owned();
     for o in &list {
         let job = job_for(&s, o, &machine).await;
         let reply = s.send(request_on(&s, o, &machine, &job, other_key.id(), Some(&user))).await;
@@ -238,7 +255,9 @@ async fn what_belongs_to_another_project_does_not_exist() {
     machine.snapshot = s.saved(&machine).await;
     let ours = s.key("default", KeyRole::User).await;
     let foreign = format!("Bearer {}", s.key("neighbour", KeyRole::Admin).await.expose());
-    for o in operations().iter().filter(|o| o.path.contains("{id}")) {
+    // Templates and what they are built by are everybody's.
+    let own = |o: &&Operation| o.path.contains("{id}") && !o.path.starts_with("/v1/builds");
+    for o in operations().iter().filter(own) {
         let reply = s.send(request(&s, o, &machine, ours.id(), Some(&foreign))).await;
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "not_found"), "{}", o.id);
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod authorization;
+mod builds;
 mod common;
 mod contexts;
 mod create;

@@ -154,6 +154,11 @@ impl Upload {
         })
     }
 
+    /// What was wrong with the body, or what `e` says.
+    pub(crate) fn fault_or(&self, e: io::Error) -> ApiError {
+        self.fault().unwrap_or_else(|| ApiError::internal(e.to_string()))
+    }
+
     /// What was wrong with the body.
     fn fault(&self) -> Option<ApiError> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -1,7 +1,7 @@
 //! Files of a machine. One file a verb, as everywhere; what several share is here and in `content`.
 
 pub(crate) mod chmod;
-mod content;
+pub(crate) mod content;
 mod gzip;
 pub(crate) mod list;
 pub(crate) mod mkdir;

@@ -85,7 +85,7 @@ pub(crate) async fn events(
     json(StatusCode::OK, &JobEvents { events, next_cursor: follower.cursor(), has_more: follower.has_more() })
 }
 
-fn last_event_id(headers: &HeaderMap) -> ApiResult<u64> {
+pub(crate) fn last_event_id(headers: &HeaderMap) -> ApiResult<u64> {
     match headers.get(LAST_EVENT_ID) {
         None => Ok(0),
         Some(value) if value.is_empty() => Ok(0),

@@ -48,8 +48,8 @@ pub(crate) async fn restore(
         let saved = known(&state, &permit, &key).await?;
         let (slot, spec) = spec(&state, &saved, body)?;
         is_here(&state, &saved).await?;
-        let new = NewOne { slot, spec, restored_from: Some(key) };
-        Ok::<_, ApiError>((bring_to_life(&state, &permit, new, given).await?, state))
+        let new = NewOne { slot, spec, restored_from: Some(key), unlisted: false };
+        Ok::<_, ApiError>((bring_to_life(&state, &permit.project, new, given).await?, state))
     };
     let made = tokio::spawn(work.in_current_span()).await;
     let (made, state) = made.map_err(|e| ApiError::internal(format!("a restore ended abnormally: {e}")))??;

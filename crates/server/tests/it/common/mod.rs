@@ -230,6 +230,8 @@ pub struct Machine {
     pub preview: String,
     /// A snapshot of it, where a test saved one.
     pub snapshot: String,
+    /// A build of a template, where a test asked for one.
+    pub build: String,
     pub created_at: String,
 }
 
@@ -243,6 +245,7 @@ impl Machine {
             context,
             preview,
             snapshot,
+            build: "0".repeat(32),
             created_at: v["createdAt"].as_str().unwrap().into(),
         }
     }

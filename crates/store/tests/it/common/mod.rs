@@ -90,6 +90,7 @@ pub fn new(slot: Option<&str>, now: i64) -> NewMachine {
         spec: spec(),
         forked_from: None,
         restored_from: None,
+        unlisted: false,
         now: Millis(now),
     }
 }

@@ -1,4 +1,8 @@
-//! `mainbrella template`: the images machines start from, in the data directory of this machine.
+//! `mainbrella template`: what machines start from. Shipped recipes and images are made in the data directory of this machine,
+//! templates from recipes by the service.
+
+mod recipe;
+mod versions;
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use mainbrella_client::api::TemplateList;
 use mainbrella_engine::image::oci::{Access, Credentials, OciError, Source};
 use mainbrella_engine::image::{Event, ImageError, ImageStore, Progress};
 use mainbrella_types::TemplateName;
@@ -18,7 +23,7 @@ use crate::output::{Tone, printable, size};
 /// Lines of a program kept to explain its failure.
 const LINES_KEPT: usize = 15;
 
-/// Build, list and remove the templates of this machine
+/// Build, list, tag and remove templates
 #[derive(Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
 pub struct Args {
@@ -28,20 +33,22 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// Build templates, and the guest kernel if there is none; quick when nothing has changed
+    /// Build templates that come with this version, and the guest kernel if there is none; with --from a template of a recipe
     Build {
-        /// Their names, e.g. python, node
+        /// Their names, e.g. python, node; with --from NAME, and NAME:TAG for tags
         #[arg(required = true, value_name = "NAME")]
         names: Vec<TemplateName>,
         /// Build again what is there
-        #[arg(long)]
+        #[arg(long, conflicts_with = "from")]
         force: bool,
         /// Fetch the newest guest kernel too
-        #[arg(long)]
+        #[arg(long, conflicts_with = "from")]
         update_kernel: bool,
         /// Show what the programs write
-        #[arg(long, short)]
+        #[arg(long, short, conflicts_with = "from")]
         verbose: bool,
+        #[command(flatten)]
+        recipe: Box<recipe::Options>,
     },
     /// Make a template of an image of a container, from a registry or from this machine
     Import {
@@ -66,18 +73,53 @@ enum Verb {
     },
     /// List templates: those of the service when it can be reached, else those in the data directory
     List,
-    /// Remove a template. Machines made from it keep running
+    /// Remove a template, a version or a tag. Machines made from it keep running
     Rm {
-        /// Its name
+        /// Its name; NAME:vN for a version, NAME:TAG for a tag
+        #[arg(value_name = "NAME")]
+        name: TemplateName,
+        /// Every version and tag of the name
+        #[arg(long)]
+        all: bool,
+    },
+    /// Let a name mean a version
+    Tag {
+        /// A version, or a name that means one
+        #[arg(value_name = "SOURCE")]
+        source: TemplateName,
+        /// The name: NAME or NAME:TAG
+        #[arg(value_name = "TARGET")]
+        target: TemplateName,
+    },
+    /// Show all that is known of a template
+    Inspect {
+        /// A template, a version or a tag
         #[arg(value_name = "NAME")]
         name: TemplateName,
     },
+    /// Make a template of a full snapshot: its machines begin where the saved one was
+    Create {
+        /// What the template is called
+        #[arg(value_name = "NAME")]
+        name: TemplateName,
+        /// The snapshot
+        #[arg(long, value_name = "ID")]
+        snapshot: String,
+        /// A further tag; may be repeated
+        #[arg(long, value_name = "TAG")]
+        tag: Vec<String>,
+    },
+    /// List builds, newest first
+    Builds,
+    /// Remove versions that no tag means
+    Prune,
 }
 
 /// Builds, lists or removes templates.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     match args.verb {
-        Verb::Build { names, force, update_kernel, verbose } => {
+        Verb::Build { names, recipe, .. } if recipe.from().is_some() => recipe::build(context, &names, *recipe).await,
+        Verb::Build { names, force, update_kernel, verbose, .. } => {
             let cancelled = flag_at_interrupt();
             let context = context.clone();
             tokio::task::spawn_blocking(move || build(&context, &names, force, update_kernel, verbose, &cancelled))
@@ -97,7 +139,17 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
                 .map_err(|_| Failure::new(Exit::Failed, "internal", "the import broke off"))?
         }
         Verb::List => list(context).await,
-        Verb::Rm { name } => {
+        Verb::Tag { source, target } => versions::tag(context, source.as_str(), target.as_str()).await,
+        Verb::Inspect { name } => versions::inspect(context, name.as_str()).await,
+        Verb::Create { name, snapshot, tag } => versions::create(context, name.as_str(), &snapshot, tag).await,
+        Verb::Builds => versions::builds(context).await,
+        Verb::Prune => versions::prune(context).await,
+        Verb::Rm { name, all } => {
+            let known = served(context).await;
+            let versioned = known.is_some_and(|list| versions::is_versioned(&list.templates, name.as_str()));
+            if all || name.label().is_some() || versioned {
+                return versions::remove(context, name.as_str(), all).await;
+            }
             let context = context.clone();
             tokio::task::spawn_blocking(move || remove(&context, &name))
                 .await
@@ -232,21 +284,25 @@ fn failure(e: &ImageError, teller: Option<&Teller<'_>>) -> Failure {
     Failure::new(exit, code, format!("{message}{said}")).hint(hint.to_owned())
 }
 
+/// The templates of the service, when it can be reached.
+async fn served(context: &Context) -> Option<TemplateList> {
+    context.client().ok()?.with_answer_timeout(Duration::from_secs(3)).templates().await.ok()
+}
+
 async fn list(context: &Context) -> Result<u8, Failure> {
-    let served = match context.client() {
-        Ok(client) => client.with_answer_timeout(Duration::from_secs(3)).templates().await.ok(),
-        Err(_) => None,
-    };
-    if let Some(list) = served {
+    if let Some(list) = served(context).await {
         if context.output.json {
             context.output.json(&list)?;
             return Ok(0);
         }
         let rows = list.templates.iter().map(|t| {
             let frozen = if t.frozen_sizes.is_empty() { "-".to_owned() } else { t.frozen_sizes.join(" ") };
-            row(&t.name, t.image_bytes, &t.digest, &frozen)
+            let tags = if t.tags.is_empty() { "-".to_owned() } else { t.tags.join(" ") };
+            let mut row = row(&t.name, t.image_bytes, &t.digest, &frozen);
+            row.insert(1, (tags, Tone::Plain));
+            row
         });
-        context.output.table(&["NAME", "IMAGE", "READY SIZES", "DIGEST"], rows.collect())?;
+        context.output.table(&["NAME", "TAGS", "BYTES", "READY SIZES", "DIGEST"], rows.collect())?;
         return Ok(0);
     }
     let dir = context.data_dir()?;
