@@ -395,6 +395,16 @@ limits! {
     context_entries_max = CONTEXT_ENTRIES_MAX;
     /// Size of all that one recipe copies out of its context.
     context_max_bytes = CONTEXT_BYTES_MAX;
+    /// Longest name of a user or group of a machine.
+    user_name_max_bytes = USER_NAME_MAX;
+    /// Versions of one template.
+    template_versions_max = TEMPLATE_VERSIONS_MAX;
+    /// Tags of all templates.
+    template_tags_max = TEMPLATE_TAGS_MAX;
+    /// Longest time for the start command of a template to get ready.
+    template_ready_max_ms = TEMPLATE_READY_MAX_MS;
+    /// Longest description of a version of a template.
+    built_manifest_max_bytes = BUILT_MANIFEST_MAX;
     /// Tags that one build may ask for.
     build_tags_max = BUILD_TAGS_MAX;
     /// Time limit of a build by default.

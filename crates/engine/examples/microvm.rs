@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernel_digest: digest(&kernel)?,
         initramfs_digest: digest(&initramfs)?,
         root_digest: digest(&root)?,
+        content: None,
         kernel,
         initramfs,
         root,

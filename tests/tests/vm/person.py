@@ -24,10 +24,14 @@ def begin(*words):
     if pid == 0:
         os.execv(program, [program, *words])
     size(fd, 31, 97)
+    rest.pop(fd, None)
     return pid, fd
 
+# What came after that which was waited for, in the same read: it is the next one's.
+rest = {}
+
 def see(fd, text, seconds=40):
-    seen, end = b"", time.time() + seconds
+    seen, end = rest.pop(fd, b""), time.time() + seconds
     while text not in seen:
         assert time.time() < end, (text, seen)
         if select.select([fd], [], [], 0.2)[0]:
@@ -37,7 +41,9 @@ def see(fd, text, seconds=40):
                 data = b""
             assert data, (text, seen)
             seen += data
-    return seen
+    at = seen.index(text) + len(text)
+    rest[fd] = seen[at:]
+    return seen[:at]
 
 def end(pid, fd):
     try:

@@ -123,6 +123,14 @@ async fn a_saved_disk_says_who_its_commands_run_as() {
         back.text("echo $(id -un) $HOME $FROM $(pwd); stat -c %U /workspace").await,
         "app /home/app the disk /srv\napp\n"
     );
+    // Without its user the machine runs what names another one, and says of the rest why not.
+    of(&back, "root", "sed -i s/^app:/ppa:/ /etc/passwd").await;
+    assert_eq!(code(back.client.run(&back.name, &Machine::shell_order("true")).await), ErrorCode::CommandNotStarted);
+    let refused = back.client.create_context(&back.name, &CreateContext::new("python")).await;
+    assert_eq!(code(refused.map(|context| context.id)), ErrorCode::CommandNotStarted);
+    back.write("/workspace/roots", "x").await.expect("written");
+    of(&back, "root", "sed -i s/^ppa:/app:/ /etc/passwd").await;
+    assert_eq!(back.text("stat -c %U /workspace/roots").await, "root\n");
     // Jupyter kernels run as the same.
     let context = back.client.create_context(&back.name, &CreateContext::new("python")).await.expect("a context");
     let text = "import os, getpass\nopen('kept', 'w').close()\n(os.getuid(), getpass.getuser(), os.stat('kept').st_uid, os.getcwd())";

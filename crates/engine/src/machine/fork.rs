@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use mainbrella_types::ErrorCode;
 use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::actor::Actor;
 use super::pause::{DRIVER_DEADLINE, quiet, told};
@@ -48,10 +48,7 @@ impl Actor {
             Ok(forked)
         };
         let made = made.await;
-        if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
-            warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was copied does not answer");
-            link.wake(Arc::clone(instance));
-        }
+        self.recover(&link, instance, "was copied").await;
         if let Ok(forked) = &made {
             info!(machine = %self.record.generation, children = children.len(), still_ms = forked.still_ms, memory_bytes = forked.memory_bytes, "forked");
         }

@@ -58,10 +58,7 @@ impl Actor {
             Err(e) => {
                 warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a pause failed: {}", e.message());
                 // Its processes are frozen, its clock may be behind: as after a restore.
-                if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
-                    warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that could not be paused does not answer");
-                    link.wake(Arc::clone(instance));
-                }
+                self.recover(&link, instance, "could not be paused").await;
                 self.shared.gate.open();
                 self.write_until_taken(Change { state: Some(MachineState::Running), ..Change::default() }).await;
                 Err(e)
@@ -185,6 +182,14 @@ impl Actor {
         };
         self.recall(Arc::clone(&instance)).await.map_err(|(failure, e)| Unresumed::Over(failure, e))?;
         Ok(instance)
+    }
+
+    /// Puts the guest of a machine right that was quiesced and goes on; one that does not answer is looked for further on.
+    pub(super) async fn recover(&self, link: &Arc<Link>, instance: &Arc<dyn Instance>, what: &str) {
+        if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
+            warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that {what} does not answer");
+            link.wake(Arc::clone(instance));
+        }
     }
 
     /// Puts a guest right that was brought back, and lets callers in. On failure: how the machine ends, and what a caller is

@@ -75,10 +75,7 @@ impl Actor {
             saved.await.map_err(late)?.map_err(|e| told(e.into(), FAILED))
         };
         let saved = saved.await;
-        if let Err(e) = link.introduce(Arc::clone(instance), self.world.config.ready_deadline).await {
-            warn!(machine = %self.record.generation, internal = e.internal().unwrap_or(""), "a machine that was saved does not answer");
-            link.wake(Arc::clone(instance));
-        }
+        self.recover(&link, instance, "was saved").await;
         saved
     }
 

@@ -114,7 +114,8 @@ pub(super) fn drop_next(place: &Path) -> io::Result<()> {
     gone_is_fine(fs::remove_file(place.join(NEXT)))
 }
 
-fn gone_is_fine(outcome: io::Result<()>) -> io::Result<()> {
+/// That a file was not there is as good as that it was removed.
+pub(super) fn gone_is_fine(outcome: io::Result<()>) -> io::Result<()> {
     match outcome {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),

@@ -53,7 +53,7 @@ async fn runs(qmp: &Qmp) -> Result<bool, DriverError> {
 }
 
 /// The uppermost node of the machine's disk, and how many there are below it. Only while nothing is copied.
-async fn top(qmp: &Qmp) -> Result<(String, u64), DriverError> {
+pub(super) async fn top(qmp: &Qmp) -> Result<(String, u64), DriverError> {
     let blocks = ask(qmp, "query-block", json!({})).await?;
     let writable = |disk: &&Value| disk["node-name"].as_str().is_some_and(|name| name != "root");
     let disk = blocks.as_array().into_iter().flatten().map(|block| &block["inserted"]).find(writable);

@@ -34,7 +34,7 @@ use super::pause::{fill, guest_bytes, ms_since};
 use super::pool::{Disk, awaken, prepare};
 use super::qmp::Qmp;
 use super::vmm::{chain, make_overlay};
-use super::{Inner, disks};
+use super::{Inner, disks, flatten};
 use crate::driver::{EgressOrder, ForkOrder};
 use crate::error::DriverError;
 
@@ -92,9 +92,7 @@ fn node(id: &str) -> String {
 
 /// The uppermost node of the machine's disk.
 async fn top(qmp: &Qmp) -> Result<String, DriverError> {
-    let list = qmp.call("query-block", json!({}), QUICK).await.map_err(|e| stage(chain(&e)))?;
-    let mut names = list.as_array().into_iter().flatten().filter_map(|b| b["inserted"]["node-name"].as_str());
-    names.find(|n| *n != "root").map(str::to_owned).ok_or_else(|| stage("QEMU has no disk".to_owned()))
+    Ok(flatten::top(qmp).await?.0)
 }
 
 impl Inner {
@@ -371,7 +369,7 @@ impl Inner {
                 }
                 disks::adopt_next(&place).map_err(io)?;
             } else {
-                remove_file(&next).map_err(io)?;
+                disks::gone_is_fine(fs::remove_file(&next)).map_err(io)?;
                 disks::drop_next(&place).map_err(io)?;
             }
             disks::read(&place).map_err(io)
@@ -379,12 +377,5 @@ impl Inner {
         .await?;
         self.disks.keep_only(key, &layers);
         Ok(())
-    }
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
     }
 }

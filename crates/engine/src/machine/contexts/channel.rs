@@ -16,7 +16,7 @@ use super::registry::Contexts;
 use super::wire::{Described, Lines, Order, Refusal, Said, VERSION, read};
 use super::{BRIDGE, LOADER, OWN_JOB, PYTHON};
 use crate::error::EngineError;
-use crate::machine::command::{LINK_LOSSES_MAX, guest_failed, link_lost};
+use crate::machine::command::{LINK_LOSSES_MAX, guest_failed, link_lost, not_started};
 use crate::machine::link::{Link, silent};
 
 /// How long a bridge may take to import what a kernel needs: long under software emulation on a busy host.
@@ -45,6 +45,8 @@ pub(super) struct Bridge {
     hello: Mutex<Option<(String, oneshot::Sender<Hello>)>>,
     /// Why there can be no kernels, in its own words.
     unable: OnceLock<String>,
+    /// Why the guest could not start it: the error number, and at what.
+    refused: OnceLock<(i32, String)>,
     /// Its job is there, so that something can be written to it.
     ready: CancellationToken,
     /// Ask for its end: it does not do what was agreed on.
@@ -122,6 +124,7 @@ impl Bridge {
             pending: Mutex::default(),
             hello: Mutex::default(),
             unable: OnceLock::new(),
+            refused: OnceLock::new(),
             ready: CancellationToken::new(),
             end: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -149,6 +152,9 @@ impl Bridge {
 
     /// What callers are told when it ended before it answered.
     fn lost(&self) -> EngineError {
+        if let Some((errno, stage)) = self.refused.get() {
+            return not_started(*errno, stage);
+        }
         match self.unable.get() {
             Some(why) => {
                 EngineError::new(ErrorCode::Unsupported, "the machine's template brings no kernel for this language")
@@ -385,6 +391,10 @@ impl Follower {
             Some(Event::NotStarted(failed)) => {
                 if failed.stage == "exec" {
                     let _ = self.bridge.unable.set(format!("{PYTHON} could not be executed: {}", failed.errno));
+                }
+                // The template names somebody who is not there.
+                if matches!(failed.stage, "user" | "group") {
+                    let _ = self.bridge.refused.set((failed.errno, failed.stage.to_owned()));
                 }
                 Ok(Some(format!("it was not started: {} {}", failed.stage, failed.errno)))
             }
