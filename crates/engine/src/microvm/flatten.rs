@@ -36,7 +36,7 @@ const WAIT_MOST: Duration = Duration::from_secs(90);
 /// How often it is begun again where it fails.
 const TRIES: u32 = 3;
 /// The template's node.
-const BASE: &str = "base";
+pub(super) const BASE: &str = "base";
 
 fn stage(detail: String) -> DriverError {
     DriverError::Stage { stage: "flattening the machine's disk", detail }

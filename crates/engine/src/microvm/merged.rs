@@ -1,7 +1,7 @@
 //! A disk with all its layers, written as one raw file.
 //!
 //! The layers were written by VMMs, which their guests may have taken over: nothing in them is believed. What QEMU as we start it
-//! does not write is refused: encryption, compression, snapshots inside, data in another file, a name of a backing file. Every
+//! does not write is refused: encryption, compression, snapshots inside, data in another file, a name of another file below. Every
 //! place a table names is looked up within the file, and each cluster of the disk is taken at most once a layer, so the work is
 //! bounded by the size of the disk whatever the tables say.
 
@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::flatten::BASE;
 use super::pagemap::PAGE;
 use super::sealed_memory::{CHUNK, extents, runs};
 
@@ -60,8 +61,13 @@ impl<'a> Layer<'a> {
         if be32(&head, 0) != MAGIC || be32(&head, 4) != 3 {
             return short("it is no qcow2 file of version 3");
         }
+        // One that was flattened names what it was put on; what is below it is known here all the same.
         if be64(&head, 8) != 0 || be32(&head, 16) != 0 {
-            return short("it names a file below itself");
+            let mut name = [0; BASE.len()];
+            let fits = be32(&head, 16) as usize == BASE.len();
+            if !fits || file.read_exact_at(&mut name, be64(&head, 8)).is_err() || name != *BASE.as_bytes() {
+                return short("it names a file below itself");
+            }
         }
         if be32(&head, 20) != CLUSTER_BITS || be64(&head, 24) != disk_bytes {
             return short("it is of another disk");
@@ -250,6 +256,20 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         assert!(longer.metadata().expect("stat").blocks() * 512 < 8 << 20, "what is zero takes no room");
         assert!(merge(&base, &layers, &file(&t.path().join("short")), DISK / 2).is_err());
+    }
+
+    #[test]
+    fn a_layer_that_was_flattened_names_what_it_is_on() {
+        let t = tempfile::tempdir().expect("temp dir");
+        let path = t.path().join("layer");
+        write_empty(&file(&path), DISK).expect("empty layer");
+        for (name, taken) in [("base", true), ("evil", false), ("bas", false)] {
+            let layer = File::options().read(true).write(true).open(&path).expect("open");
+            layer.write_all_at(name.as_bytes(), 1024).expect("write");
+            layer.write_all_at(&1024u64.to_be_bytes(), 8).expect("write");
+            layer.write_all_at(&u32::try_from(name.len()).expect("short").to_be_bytes(), 16).expect("write");
+            assert_eq!(Layer::open(&layer, DISK).is_ok(), taken, "{name}");
+        }
     }
 
     #[test]
