@@ -13,6 +13,7 @@ use crate::ground::{Machine, NodeKind};
 /// Where the guest agent looks, from the root.
 const COMMANDS: &str = "etc/mainbrella/commands";
 const USER: &str = "etc/mainbrella/user";
+const LOGS: &str = "var/log";
 const PROFILES: &str = "/etc/profile.d";
 const PROFILE: &str = "etc/profile.d/zz-image-path.sh";
 
@@ -32,6 +33,10 @@ pub(crate) async fn write(machine: &dyn Machine, settings: &Settings) -> Result<
     let file = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
     let mut archive = Archive::default();
     archive.directory("etc/mainbrella", Meta { mode: 0o755, ..file });
+    // Where the start command's output goes; small images have no such place.
+    if machine.look(&format!("/{LOGS}")).await?.is_none() {
+        archive.directory(LOGS, Meta { mode: 0o755, ..file });
+    }
     let mut put = |path: &str, text: &[u8]| {
         archive.file(path, text.len() as u64, file);
         archive.content(text);

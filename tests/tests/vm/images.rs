@@ -10,7 +10,7 @@ use mainbrella_tests::{Machine, Service, program};
 use sha2::{Digest, Sha256};
 use tar::EntryType;
 
-fn sha(bytes: &[u8]) -> String {
+pub(super) fn sha(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod build_faults;
+mod build_images;
 mod builds;
 mod cli;
 mod clock;

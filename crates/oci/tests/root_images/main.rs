@@ -3,4 +3,5 @@
 
 mod archives;
 mod registries;
+mod registry;
 mod support;

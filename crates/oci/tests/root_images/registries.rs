@@ -1,13 +1,13 @@
 //! Images in registries: a real one, and ones that mean harm or break.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::registry::Registry;
 use crate::support::{Blobs, INDEX, MANIFEST, Packed, blobs, compare, descriptor, sample};
 use mainbrella_oci::{Access, Credentials, Digest, Image, OciError, Quiet, Source};
 use tempfile::TempDir;
@@ -19,88 +19,13 @@ fn fetch(name: &str, access: &Access) -> (TempDir, Result<Image, OciError>) {
     (work, image)
 }
 
-/// Debian's registry on a port of this host.
-struct Registry {
-    child: Child,
-    address: String,
-    _dir: TempDir,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Registry {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let text = format!(
-            "version: 0.1\nlog:\n  accesslog:\n    disabled: true\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
-            dir.path().join("data").display()
-        );
-        fs::write(dir.path().join("config.yml"), text).unwrap();
-        let child = Command::new("docker-registry")
-            .arg("serve")
-            .arg(dir.path().join("config.yml"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("docker-registry is installed; `./run test` does that");
-        let address = format!("127.0.0.1:{port}");
-        let until = Instant::now() + Duration::from_secs(60);
-        while TcpStream::connect(&address).is_err() {
-            assert!(Instant::now() < until, "the registry does not come up");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Self { child, address, _dir: dir }
-    }
-
-    fn put(&self, kind: &str, path: &str, bytes: &[u8]) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let method = if path.contains("/uploads/") && !path.contains("digest=") { "POST" } else { "PUT" };
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            self.address,
-            bytes.len()
-        )
-        .unwrap();
-        stream.write_all(bytes).unwrap();
-        let mut answer = String::new();
-        let mut location = String::new();
-        for line in BufReader::new(stream).lines() {
-            let line = line.unwrap();
-            if answer.is_empty() {
-                answer.clone_from(&line);
-            }
-            if let Some(at) = line.to_ascii_lowercase().strip_prefix("location: ") {
-                location = line[line.len() - at.len()..].to_owned();
-            }
-        }
-        assert!(answer.contains(" 20"), "{answer}");
-        location
-    }
-
-    fn push(&self, name: &str, tag: &str, blobs: &Blobs) {
-        for (digest, bytes) in &blobs.all {
-            let to = self.put("application/octet-stream", &format!("/v2/{name}/blobs/uploads/"), b"");
-            let path = to.split_once(&self.address).map_or(to.as_str(), |(_, path)| path);
-            let join = if path.contains('?') { '&' } else { '?' };
-            self.put("application/octet-stream", &format!("{path}{join}digest={digest}"), bytes);
-        }
-        self.put(MANIFEST, &format!("/v2/{name}/manifests/{tag}"), &blobs.manifest);
-    }
-}
-
 #[test]
 fn an_image_of_a_real_registry_comes_out_file_by_file() {
     let registry = Registry::start();
     let tree = sample();
     let blobs = blobs(&tree, &[Packed::Gzip, Packed::Plain, Packed::Gzip]);
-    registry.push("team/app", "1.0", &blobs);
+    let parts = blobs.all.iter().map(|(digest, bytes)| (digest.to_string(), bytes.as_slice()));
+    registry.push("team/app", "1.0", parts, &blobs.manifest);
     let name = format!("{}/team/app:1.0", registry.address);
     let (work, image) = fetch(&name, &Access::default());
     let image = image.unwrap();

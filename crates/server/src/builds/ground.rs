@@ -80,7 +80,8 @@ impl Progress for Telling {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if *last != text {
             text.clone_into(&mut last);
-            let _ = self.tell.blocking_send(text.to_owned());
+            // Never waits: it may be told from where nothing may. What is not taken in time is not told.
+            let _ = self.tell.try_send(text.to_owned());
         }
     }
 
