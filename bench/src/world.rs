@@ -201,7 +201,7 @@ impl World {
                     // VMMs wait for sizes that are in use: this one is from now on.
                     let first = create(service).await?;
                     first.client.stop(&first.name).await?;
-                    stocked(service).await?;
+                    stocked(service, "python").await?;
                 }
                 Need::FewRecords | Need::ManyRecords => {
                     let count = if *need == Need::FewRecords { 10 } else { self.scale.records };
@@ -266,15 +266,15 @@ fn attach(service: &Service, made: &ApiMachine) -> Machine {
     service.attach(MachineRef::from(made))
 }
 
-/// Waits until the waiting VMM of a service is ready: it is recorded, and it has stopped using the processor.
-pub async fn stocked(service: &Service) -> Result<(), Fault> {
+/// Waits until the VMM that waits in a service for machines of `template` is ready: it is recorded, and it has stopped using the processor.
+pub async fn stocked(service: &Service, template: &str) -> Result<(), Fault> {
     let until = Instant::now() + POOL_PATIENCE;
     let mut before = None;
     loop {
         if Instant::now() > until {
             return Err("no VMM waits in the service".into());
         }
-        let now = waiting_vmm(service.data()).and_then(|pid| Some((pid, processor_ticks(pid)?)));
+        let now = waiting_vmm(service.data(), template).and_then(|pid| Some((pid, processor_ticks(pid)?)));
         if now.is_some() && now == before {
             return Ok(());
         }
@@ -283,10 +283,14 @@ pub async fn stocked(service: &Service) -> Result<(), Fault> {
     }
 }
 
-fn waiting_vmm(data: &Path) -> Option<i32> {
+fn waiting_vmm(data: &Path, template: &str) -> Option<i32> {
     let waiting: PathBuf = data.join("waiting");
-    let text = fs::read(waiting.join(host::names_in(&waiting).first()?).join("vmm.json")).ok()?;
-    serde_json::from_slice::<serde_json::Value>(&text).ok()?["pid"].as_i64()?.try_into().ok()
+    host::names_in(&waiting).into_iter().find_map(|name| {
+        let text = fs::read(waiting.join(name).join("vmm.json")).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        let of = record["template"].as_str()?;
+        (of.split(':').next() == Some(template)).then(|| record["pid"].as_i64()?.try_into().ok()).flatten()
+    })
 }
 
 /// Processor time a process has used, in clock ticks.

@@ -39,7 +39,7 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
             },
             by_api(service).await?,
             {
-                stocked(warm_service).await?;
+                stocked(warm_service, "python").await?;
                 by_api(warm_service).await?
             },
         ];
@@ -55,7 +55,7 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
         }
         // The waiting VMMs get ready now, not while the next bare one is measured.
         warm.stocked().await?;
-        stocked(warm_service).await?;
+        stocked(warm_service, "python").await?;
     }
     let floor = milliseconds(&restored)?;
     let mut row =

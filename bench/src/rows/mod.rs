@@ -10,6 +10,7 @@ mod network;
 mod preview;
 mod save;
 mod snapshot;
+mod template;
 mod warm;
 
 use std::time::Duration;
@@ -43,11 +44,13 @@ pub enum Group {
     Snapshot,
     /// Saving, and starting from what was saved.
     Save,
+    /// Templates that start warm.
+    Template,
 }
 
 impl Group {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Create,
         Self::Warm,
         Self::Memory,
@@ -59,6 +62,7 @@ impl Group {
         Self::Preview,
         Self::Snapshot,
         Self::Save,
+        Self::Template,
     ];
 
     /// Its word for `--only`.
@@ -75,6 +79,7 @@ impl Group {
             Self::Preview => "preview",
             Self::Snapshot => "snapshot",
             Self::Save => "save",
+            Self::Template => "template",
         }
     }
 
@@ -89,6 +94,7 @@ impl Group {
             Self::Network => &[Need::WarmPlainDriver, Need::WarmDriver],
             Self::Preview => &[],
             Self::Snapshot | Self::Save => &[Need::Driver],
+            Self::Template => &[Need::WarmService, Need::Service],
         }
     }
 
@@ -106,6 +112,7 @@ impl Group {
             Self::Preview => preview::run(world, rows).await,
             Self::Snapshot => snapshot::run(world, rows).await,
             Self::Save => save::run(world, rows).await,
+            Self::Template => template::run(world, rows).await,
         }
     }
 }

@@ -107,10 +107,15 @@ pub(super) fn save(to: &Path, config: &str, layers: &[&[u8]]) {
     fs::write(to, saved.file("manifest.json", 0o644, manifest.as_bytes()).end().0).expect("written");
 }
 
-pub(super) fn command(service: &Service, arguments: &[&str]) -> Output {
+/// The command for people, to be run.
+pub(super) fn client_command(service: &Service, arguments: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.env("MAINBRELLA_API_URL", service.url()).arg("--data-dir").arg(service.data()).args(arguments);
-    command.output().expect("run")
+    command
+}
+
+pub(super) fn command(service: &Service, arguments: &[&str]) -> Output {
+    client_command(service, arguments).output().expect("run")
 }
 
 async fn create(service: &mut Service, env: &[(&str, &str)]) -> Machine {

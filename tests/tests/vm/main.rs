@@ -1,6 +1,7 @@
 //! Whole machines through a whole service. See the support crate for what they need; `tests/all` provides it.
 
 mod abuse;
+mod build_faults;
 mod builds;
 mod cli;
 mod clock;
