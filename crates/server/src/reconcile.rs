@@ -117,7 +117,6 @@ async fn expire_snapshots(state: &AppState) {
 /// Takes back the intents of saves that nobody carries out any more, and removes from the host what no snapshot on record names.
 /// What was acknowledged is never removed here; with `look`, it is said where it is missing.
 async fn tidy_snapshots(state: &AppState, look: bool) {
-    let under_way = state.saves.all();
     // The host first: a save is on record before anything of it is on the host.
     let (whole, remains) = match (state.engine.snapshots().await, state.engine.snapshot_remains().await) {
         (Ok(whole), Ok(remains)) => (whole, remains),
@@ -143,8 +142,9 @@ async fn tidy_snapshots(state: &AppState, look: bool) {
             tracing::error!(snapshot = %row.key, "a snapshot on record is not on this host; its restores will fail");
         }
     }
-    // Templates and builds have snapshots of their own. Looked at after the host: one that is under way is on the list of saves
-    // until it is on theirs.
+    // Templates and builds have snapshots of their own. Each was under way until it was on their lists, so what is on the host and
+    // not under way now is on them, or nobody's.
+    let under_way = state.saves.all();
     let kept = match builds::kept_snapshots(state).await {
         Ok(kept) => kept,
         Err(e) => {

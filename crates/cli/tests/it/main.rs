@@ -8,3 +8,4 @@ mod machines;
 mod mistakes;
 mod snapshots;
 mod support;
+mod templates;

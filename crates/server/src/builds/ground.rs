@@ -10,7 +10,9 @@ use mainbrella_engine::EngineError;
 use mainbrella_engine::image::{self, BuiltTemplate, Event, NewBuilt, Progress, oci};
 use mainbrella_recipe::Settings;
 use mainbrella_types::limits::{TTL_MAX_SECONDS, TTL_MIN_SECONDS};
-use mainbrella_types::{ErrorCode, MachineSpec, ProjectId, SizeClass, SnapshotKey, SnapshotKind, TemplateName};
+use mainbrella_types::{
+    ErrorCode, MachineRecord, MachineSpec, ProjectId, SizeClass, SnapshotKey, SnapshotKind, TemplateName,
+};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -243,7 +245,11 @@ impl Ground for ServiceGround {
         let state = self.state()?;
         let living = state.store.living(&state.config.host_name).await.map_err(|e| told(e.into()))?;
         let mut left = None;
-        for record in living.iter().filter(|m| m.spec.metadata.get(LABEL).is_some_and(|id| id == build)) {
+        // Others may use the same label.
+        let own = |m: &&MachineRecord| {
+            m.project == ProjectId::default_project() && m.spec.metadata.get(LABEL).is_some_and(|id| id == build)
+        };
+        for record in living.iter().filter(own) {
             if let Some(handle) = state.directory.handle_of(record)
                 && let Err(e) = handle.stop().await
             {

@@ -125,8 +125,10 @@ mod tests {
                 test: vec!["curl x".to_owned()],
                 line: true,
                 interval: Some(Duration::ZERO),
+                timeout: None,
+                start_period: None,
+                start_interval: None,
                 retries: Some(0),
-                ..Health::default()
             }),
             ..ImageConfig::default()
         };

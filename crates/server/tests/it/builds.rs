@@ -130,7 +130,7 @@ async fn what_fails_says_where_and_why() {
         (json!({"name": "app", "tags": ["A B"]}), "tags"),
         (json!({"name": "python"}), "python"),
         (json!({"name": "app", "timeoutSeconds": 1}), "timeoutSeconds"),
-        (json!({"name": "app", "size": "giant"}), "size"),
+        (json!({"name": "app", "size": "giant"}), "micro, small"),
         (json!({"name": "app", "recipePath": ""}), "recipePath"),
     ] {
         let refused = s.post("/v1/builds", body.clone()).await.error();

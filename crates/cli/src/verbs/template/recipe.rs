@@ -30,7 +30,7 @@ pub struct Options {
     /// The recipe [default: Dockerfile in the directory]
     #[arg(long, value_name = "FILE", requires = "from")]
     file: Option<PathBuf>,
-    /// A build argument; may be repeated
+    /// A build argument, or NAME for one that is in the environment; may be repeated
     #[arg(long, value_name = "NAME=VALUE", requires = "from", value_parser = argument)]
     build_arg: Vec<(String, String)>,
     /// The size it is built in [default: that of its base, or small]
