@@ -133,7 +133,7 @@ pub(crate) fn choose(list: &[Descriptor]) -> Result<&Descriptor, OciError> {
 }
 
 /// How to tell that what an image starts is ready.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
     /// The command; a line for a shell when [`Self::line`].
