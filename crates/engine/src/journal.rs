@@ -25,6 +25,27 @@ pub struct Change {
     pub egress: Option<EgressPolicy>,
 }
 
+impl Change {
+    /// The record as it is after the change.
+    #[must_use]
+    pub fn applied_to(self, mut record: MachineRecord) -> MachineRecord {
+        record.state = self.state.unwrap_or(record.state);
+        record.ending = self.ending.or(record.ending);
+        record.lease.hard_deadline = self.hard_deadline.unwrap_or(record.lease.hard_deadline);
+        record.lease.idle_timeout_ms = self.idle_timeout_ms.or(record.lease.idle_timeout_ms);
+        if let Some(at) = self.last_activity {
+            record.lease.touch(at);
+        }
+        if let Some(policy) = self.egress {
+            record.spec.egress = policy;
+        }
+        record.running_at = record.running_at.or(self.running_at);
+        record.ended_at = record.ended_at.or(self.ended_at);
+        record.revision += 1;
+        record
+    }
+}
+
 /// Why a write did not take effect.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {

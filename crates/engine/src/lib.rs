@@ -17,6 +17,7 @@ mod jobs;
 pub mod journal;
 pub mod machine;
 pub mod microvm;
+mod readers;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{
@@ -38,3 +39,4 @@ pub use machine::{
 pub use mainbrella_net::{Authority, Secret};
 /// What the network of machines says to callers.
 pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};
+pub use readers::{ReadOrder, SnapshotReader};

@@ -21,6 +21,7 @@ mod network;
 mod pause;
 mod previews;
 mod restart;
+mod saved;
 mod secrets;
 mod sizes;
 mod start;

@@ -40,7 +40,7 @@ const ACTIVITY_GRAIN_MS: u64 = 10_000;
 /// Longest change of an egress policy.
 const EGRESS_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep between two looks at a lease; the wall clock may be set meanwhile.
-pub(super) const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
+pub(crate) const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// Where an actor begins.
 pub(crate) enum Origin {
@@ -196,6 +196,7 @@ impl Actor {
             size: self.record.spec.size,
             egress: self.egress(self.record.spec.egress.clone()),
             snapshot: self.record.restored_from,
+            disk_only: false,
         };
         let inherited = match order.snapshot {
             Some(snapshot) => Some(snapshot),

@@ -147,7 +147,9 @@ impl Inner {
         if template != order.template || size != order.size {
             return Err(DriverError::Unsupported(format!("the snapshot is of a machine of {template} in size {size}")));
         }
-        let frozen = match &content.running {
+        // The guest's file systems were brought to disk before either kind was saved.
+        let running = content.running.filter(|_| !order.disk_only);
+        let frozen = match &running {
             Some(_) => self.frozen_kept((&manifest.frozen, &manifest.making), &template, size).await?,
             None => {
                 let kept = place.join(saved::ROOT);
@@ -165,7 +167,7 @@ impl Inner {
                 self.frozen_of(&files.await?, &template, size, GuestDisk::Later).await?
             }
         };
-        let (device, memory) = match content.running {
+        let (device, memory) = match running {
             Some((device, memory)) => (device, Some(memory)),
             None => (frozen.device(), None),
         };

@@ -82,7 +82,14 @@ pub fn template() -> TemplateName {
 
 pub fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default(), snapshot: None }
+    LaunchOrder {
+        key,
+        template: template(),
+        size: SizeClass::Micro,
+        egress: Default::default(),
+        snapshot: None,
+        disk_only: false,
+    }
 }
 
 pub async fn client(machine: &dyn Instance) -> GuestClient {

@@ -6,7 +6,7 @@ use mainbrella_api::{Machine, RestoreSnapshot};
 use mainbrella_types::{ErrorCode, MachineId, MachineSpec, SnapshotRecord, limits};
 use tracing::Instrument as _;
 
-use super::{SnapshotPath, known};
+use super::{SnapshotPath, is_here, known};
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult, sentence};
 use crate::extract::{JsonBody, Query};
@@ -55,18 +55,6 @@ pub(crate) async fn restore(
     let (made, state) = made.map_err(|e| ApiError::internal(format!("a restore ended abnormally: {e}")))??;
     let (Made::New(record) | Made::Before(record)) = &made;
     idempotency::made(matches!(made, Made::Before(_)), &convert::machine(record, &state.traits()))
-}
-
-/// Refuses a snapshot that this host does not hold, before anything is written.
-async fn is_here(state: &AppState, saved: &SnapshotRecord) -> ApiResult<()> {
-    if saved.host != state.config.host_name {
-        let message = format!("The snapshot is kept on host {}, and can be restored there only.", saved.host);
-        return Err(ApiError::new(ErrorCode::Unsupported, message));
-    }
-    if !state.engine.snapshots().await?.contains(&saved.key) {
-        return Err(ApiError::new(ErrorCode::SnapshotDamaged, "The snapshot is not on its host any more."));
-    }
-    Ok(())
 }
 
 /// What was saved, for as long as is asked for; or the refusal of what was not saved.

@@ -75,7 +75,7 @@ class AsyncSandbox:
         self._fork_receipt: ForkReceipt | None = None
         self.api = AsyncMachineApi(transport, info.id, info.created_at)
         self.commands = AsyncCommands(self)
-        self.files = AsyncFiles(self)
+        self.files = AsyncFiles(self.api)
         self.egress = AsyncEgress(self)
         self.secrets = AsyncSecrets(self)
         self.previews = AsyncPreviews(self)
@@ -373,15 +373,15 @@ class AsyncSandbox:
 
         Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
         """
-        return await saving.export(self)
+        return await saving.export(self.api)
 
     async def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
         """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
-        return await saving.export_to(self, target)
+        return await saving.export_to(self.api, target)
 
     async def open_workspace(self) -> AsyncRemoteFile:
         """Opens the archive of ``/workspace`` for reading, piece by piece."""
-        return await saving.open_export(self)
+        return await saving.open_export(self.api)
 
     async def import_workspace(
         self, source: str | os.PathLike[str] | bytes | ReadableBinary | net.Pieces

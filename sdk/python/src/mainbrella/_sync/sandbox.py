@@ -77,7 +77,7 @@ class Sandbox:
         self._fork_receipt: ForkReceipt | None = None
         self.api = MachineApi(transport, info.id, info.created_at)
         self.commands = Commands(self)
-        self.files = Files(self)
+        self.files = Files(self.api)
         self.egress = Egress(self)
         self.secrets = Secrets(self)
         self.previews = Previews(self)
@@ -375,15 +375,15 @@ class Sandbox:
 
         Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
         """
-        return saving.export(self)
+        return saving.export(self.api)
 
     def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
         """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
-        return saving.export_to(self, target)
+        return saving.export_to(self.api, target)
 
     def open_workspace(self) -> RemoteFile:
         """Opens the archive of ``/workspace`` for reading, piece by piece."""
-        return saving.open_export(self)
+        return saving.open_export(self.api)
 
     def import_workspace(
         self, source: str | os.PathLike[str] | bytes | ReadableBinary | net.Pieces

@@ -5,20 +5,49 @@
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from .._paths import WritableBinary
 from .._wire import check_key
 from ..egresstypes import Policy, wire_policy
 from ..errors import ConfigurationError, InvalidResponseError
 from ..models import drop_none, parse_machine
 from ..snapshottypes import Snapshot, parse_snapshot, parse_snapshots
+from . import saving
+from .api import Api
+from .files import ReadFiles, RemoteFile
 from .sandbox import Sandbox
 from .transport import Transport
 
-__all__ = ["Snapshots"]
+__all__ = ["SnapshotFiles", "Snapshots"]
 
 _RESTORE_TIMEOUT_SECONDS = 600.0
+_OPENS_SECONDS = 330.0
+
+
+class SnapshotFiles(ReadFiles):
+    """``client.workspaces.files(id)``: the files of a snapshot, to be read. No machine of yours is started for it.
+
+    The first read of a snapshot takes as long as a start of a machine from it; the service keeps what reads it for a
+    minute after the last read. Four operations run at once on one snapshot; further ones wait their turn.
+    """
+
+    def export_workspace(self) -> bytes:
+        """What is in its ``/workspace``, as a tar archive packed with gzip, of at most 16 MiB.
+
+        Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
+        """
+        return saving.export(self._api)
+
+    def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
+        """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
+        return saving.export_to(self._api, target)
+
+    def open_workspace(self) -> RemoteFile:
+        """Opens the archive of ``/workspace`` for reading, piece by piece."""
+        return saving.open_export(self._api)
 
 
 class Snapshots:
@@ -119,6 +148,10 @@ class Snapshots:
     def get(self, id: str) -> Snapshot:
         """One snapshot."""
         return parse_snapshot(self._transport.call("GET", _path(id)))
+
+    def files(self, id: str) -> SnapshotFiles:
+        """The files of a snapshot, to be read without a machine: ``read``, ``list``, ``stat``, ``download_tree``, …"""
+        return SnapshotFiles(Api(self._transport, _path(id), patience=_OPENS_SECONDS))
 
     def update(self, id: str, *, name: str | None = None, archived: bool | None = None) -> Snapshot:
         """Renames a snapshot, or puts it aside. An archived one can be restored and counts as before."""
