@@ -6,6 +6,7 @@ mod clock;
 mod commands;
 mod contexts;
 mod create;
+mod cycles;
 mod dev_server;
 mod directories;
 mod disks;
