@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use mainbrella_client::api;
 use mainbrella_types::{CreatedAt, MachineId, SnapshotKey};
 
 /// A duration: `90`, `90s`, `500ms`, `5m`, `2h`, `1d`.
@@ -41,6 +42,36 @@ impl Span {
     /// Milliseconds.
     pub fn millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What becomes of a machine that nobody uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnIdle {
+    Stop,
+    Pause,
+}
+
+impl From<OnIdle> for api::OnIdle {
+    fn from(on_idle: OnIdle) -> Self {
+        match on_idle {
+            OnIdle::Stop => Self::Stop,
+            OnIdle::Pause => Self::Pause,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    /// Whether it is on.
+    pub fn is_on(self) -> bool {
+        self == Self::On
     }
 }
 

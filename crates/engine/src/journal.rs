@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use mainbrella_net::{Authority, Secret};
-use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis};
+use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis, OnIdle};
 
 /// A change to a machine's record. Fields that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub struct Change {
     pub ended_at: Option<Millis>,
     /// Another egress policy.
     pub egress: Option<EgressPolicy>,
+    /// What becomes of it from now on when nobody uses it.
+    pub on_idle: Option<OnIdle>,
+    /// Whether it comes back by itself from now on.
+    pub auto_resume: Option<bool>,
 }
 
 impl Change {
@@ -39,6 +43,8 @@ impl Change {
         if let Some(policy) = self.egress {
             record.spec.egress = policy;
         }
+        record.spec.on_idle = self.on_idle.unwrap_or(record.spec.on_idle);
+        record.spec.auto_resume = self.auto_resume.unwrap_or(record.spec.auto_resume);
         record.running_at = record.running_at.or(self.running_at);
         record.ended_at = record.ended_at.or(self.ended_at);
         record.revision += 1;

@@ -29,8 +29,8 @@ pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError, KeptSecrets};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
-    FileKind, FileReader, FileStat, HookRun, MachineHandle, Omitted, PathStat, PortConnection, PortError, Removed,
-    Reseeded, SecretsTurn, StopOutcome, TreeWritten, WriteOptions,
+    FileKind, FileReader, FileStat, HookRun, LeaseChange, MachineHandle, Omitted, PathStat, PortConnection, PortError,
+    Removed, Reseeded, SecretsTurn, StopOutcome, TreeWritten, WriteOptions,
 };
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,

@@ -63,7 +63,7 @@ class Snapshots(unittest.TestCase):
         def restored(r: Request) -> None:
             r.reply(201, machine(id="m-2"))
 
-        session = Session(saved, saved, restored, restored)
+        session = Session(saved, saved, restored, restored, restored)
         with session as (sandbox, server):
             made = sandbox.save_workspace("Project files", stop=True, idempotency_key="mine")
             self.assertEqual((made["id"], made["bytes"], made["stopOutcome"]), (ID, 4096, "stopped"))
@@ -87,6 +87,11 @@ class Snapshots(unittest.TestCase):
             body = server.requests[4].json()
             self.assertEqual(body["egress"], {"policy": "allow-list", "rules": ["a.example"]})
             self.assertEqual((body["env"], body["metadata"], body["templateDigest"]), ({"A": "1"}, {"b": "c"}, "d"))
+            session.client.workspaces.restore(ID, on_idle="pause", idle_timeout_seconds=60, auto_resume=False)
+            body = server.requests[5].json()
+            self.assertEqual((body["onIdle"], body["idleTimeoutSeconds"], body["autoResume"]), ("pause", 60, False))
+            with self.assertRaises(ConfigurationError):
+                session.client.workspaces.restore(ID, on_idle="sleep")
 
     def test_they_are_listed_page_by_page_changed_and_deleted(self) -> None:
         def page(cursor: str | None) -> Any:

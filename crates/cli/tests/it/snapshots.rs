@@ -56,6 +56,11 @@ fn a_machine_is_started_from_a_snapshot() {
         "slot": "mine", "ttlSeconds": 7200, "persistent": false, "metadata": {"a": "b"}, "env": {"X": "y"},
     });
     assert_eq!((request.json(), request.header("idempotency-key")), (body, Some("k")));
+    let service = Service::start([json(201, machine("m-2", 60))]);
+    let words = ["restore", ID, "--idle", "10m", "--on-idle", "pause", "--auto-resume", "off"];
+    assert!(run(&service, &words).starts_with("code: 0\n"));
+    let body = service.requests()[0].json();
+    assert_eq!((&body["onIdle"], &body["autoResume"]), (&value!("pause"), &value!(false)));
     for (code, exit) in [("snapshot_damaged", 6), ("snapshot_mismatch", 6)] {
         let service = Service::start([error(409, code, "It is not as it was saved.")]);
         assert!(run(&service, &["restore", ID]).starts_with(&format!("code: {exit}\n")), "{code}");

@@ -31,7 +31,7 @@ pub use files::{
     TreeWritten, WriteOptions,
 };
 pub(crate) use gate::Pass;
-pub use handle::{MachineHandle, StopOutcome};
+pub use handle::{LeaseChange, MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
 pub use link::{HookRun, Reseeded};

@@ -463,3 +463,22 @@ async fn only_so_many_are_read_at_once() {
     held.pop();
     assert_eq!(s.get(&one_more).await.status, 200);
 }
+
+#[tokio::test]
+async fn a_machine_from_a_snapshot_pauses_when_unused_where_that_is_asked_for() {
+    let s = Service::start().await;
+    let m = s.machine().await;
+    let at = format!("/v1/snapshots/{}/restore", s.saved(&m).await);
+    let of = async |body: Value| {
+        let made = s.post(&at, body).await.ok();
+        (made["onIdle"].clone(), made["autoResume"].clone())
+    };
+    let (stop, pause) = (json!("stop"), json!("pause"));
+    assert_eq!(of(json!({})).await, (stop, json!(false)));
+    assert_eq!(of(json!({"onIdle": "pause", "idleTimeoutSeconds": 60})).await, (pause.clone(), json!(true)));
+    let never = json!({"onIdle": "pause", "idleTimeoutSeconds": 60, "autoResume": false});
+    assert_eq!(of(never).await, (pause, json!(false)));
+    let unbounded = json!({"onIdle": "pause", "persistent": true});
+    assert_eq!(s.post(&at, unbounded).await.code(), "invalid_request");
+    assert_eq!(s.post(&at, json!({"onIdle": "sleep"})).await.code(), "invalid_request");
+}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from .._paths import WritableBinary
-from .._wire import check_key
+from .._wire import check_key, check_on_idle
 from ..egresstypes import Policy, wire_policy
 from ..errors import ConfigurationError, InvalidResponseError
 from ..models import drop_none, parse_machine
@@ -64,6 +64,8 @@ class Snapshots:
         slot: str | None = None,
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
+        on_idle: str = "stop",
+        auto_resume: bool | None = None,
         persistent: bool = False,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -87,6 +89,8 @@ class Snapshots:
             slot: a name of your own; it can be used again when the machine in it has ended.
             ttl_seconds: the machine ends after so long, whatever it does.
             idle_timeout_seconds: it ends when nobody uses it for so long.
+            on_idle: ``"stop"``, or ``"pause"``: then it is paused instead. Needs ``idle_timeout_seconds``.
+            auto_resume: whether the next use resumes it when it is paused. ``None``: with ``on_idle="pause"``.
             persistent: no idle timeout unless one is given.
             metadata: labels to find it by.
             env: environment of every command, over what was saved.
@@ -108,6 +112,8 @@ class Snapshots:
                 "slot": slot,
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
+                "onIdle": None if on_idle == "stop" else check_on_idle(on_idle),
+                "autoResume": auto_resume,
                 "persistent": persistent,
                 "metadata": dict(metadata) if metadata else None,
                 "env": dict(env) if env else None,
