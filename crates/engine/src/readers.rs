@@ -148,7 +148,12 @@ impl Engine {
         for _ in 0..TRIES {
             let (key, mut made) = self.reader_of(order)?;
             let outcome = made.wait_for(Option::is_some).await.map(|outcome| outcome.clone()).ok().flatten();
-            let handle = outcome.ok_or_else(going_down)??;
+            let Some(outcome) = outcome else {
+                // Its task ended abnormally, or with the service.
+                self.readers().forget(&order.snapshot, key);
+                return Err(self.abandoned());
+            };
+            let handle = outcome?;
             if let Some(pass) = handle.shared.gate.enter() {
                 return Ok(SnapshotReader { handle, _pass: pass });
             }
@@ -156,6 +161,13 @@ impl Engine {
             self.readers().forget(&order.snapshot, key);
         }
         Err(EngineError::new(ErrorCode::Overloaded, "the machine that reads the snapshot ended again and again"))
+    }
+
+    fn abandoned(&self) -> EngineError {
+        match self.readers().closing.is_cancelled() {
+            true => going_down(),
+            false => EngineError::new(ErrorCode::Internal, "the snapshot cannot be read"),
+        }
     }
 
     /// The reader of a snapshot, which is begun where there is none.
