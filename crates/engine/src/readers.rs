@@ -126,8 +126,8 @@ impl Readers {
         if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
             return Ok(place);
         }
-        // Each that is asked to end makes room for one.
-        if !self.evict() {
+        // Where there are not too many, one that is ending already has the place; else each that is asked to end makes room for one.
+        if self.known().len() > SNAPSHOT_READERS_MAX && !self.evict() {
             return Err(full());
         }
         match timeout(PLACE_WAIT, Arc::clone(&self.places).acquire_owned()).await {

@@ -85,6 +85,32 @@ async fn there_are_only_so_many_at_once_and_an_unused_one_makes_room() {
 }
 
 #[tokio::test]
+async fn a_place_that_is_just_being_given_back_is_waited_for() {
+    let bench = Bench::new();
+    let mut orders = Vec::new();
+    for n in 0..=SNAPSHOT_READERS_MAX {
+        orders.push(saved(&bench, &format!("m{n}")).await);
+    }
+    let (last, first) = orders.split_last().expect("some");
+    let mut held = Vec::new();
+    for order in first {
+        held.push(bench.engine.read_snapshot(order).await.expect("a reader"));
+    }
+    // What ends is not gone at once.
+    bench.driver.host.destroy.store(2, Ordering::SeqCst);
+    let key = held.remove(0).machine().record().key;
+    let ending = bench.engine.forget_snapshot(first[0].snapshot);
+    let (ended, read) = futures::future::join(ending, async {
+        tokio::task::yield_now().await;
+        has(&bench, last, &format!("m{SNAPSHOT_READERS_MAX}")).await
+    })
+    .await;
+    ended.expect("removed");
+    assert!(read && bench.driver.egress(&key).is_none());
+    assert_eq!(bench.driver.alive(), SNAPSHOT_READERS_MAX);
+}
+
+#[tokio::test]
 async fn it_ends_with_its_snapshot_and_with_the_service() {
     let bench = Bench::new();
     let (one, two) = (saved(&bench, "one").await, saved(&bench, "two").await);
