@@ -144,7 +144,8 @@ impl Rig {
     /// Launches a machine of another size.
     pub async fn launch_sized(&self, size: SizeClass, policy: EgressPolicy) -> Result<Launched, Fault> {
         let key = GenerationKey::new(uuid::Uuid::now_v7());
-        let order = LaunchOrder { key, template: template(), size, egress: policy.into(), snapshot: None };
+        let order =
+            LaunchOrder { key, template: template(), size, egress: policy.into(), snapshot: None, disk_only: false };
         Ok(Launched { key, instance: self.driver.launch(&order).await? })
     }
 

@@ -18,7 +18,14 @@ const SIZE: SizeClass = SizeClass::Small;
 /// Until the agent has answered and mounted its disk.
 async fn start(rig: &Rig, snapshot: Option<SnapshotKey>) -> Result<(GenerationKey, Duration), Fault> {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    let order = LaunchOrder { key, template: template(), size: SIZE, egress: EgressPolicy::Off.into(), snapshot };
+    let order = LaunchOrder {
+        key,
+        template: template(),
+        size: SIZE,
+        egress: EgressPolicy::Off.into(),
+        snapshot,
+        disk_only: false,
+    };
     let begun = Instant::now();
     let machine = rig.driver.launch(&order).await?;
     let client = guest::attach(&*machine).await?;

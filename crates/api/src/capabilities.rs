@@ -379,6 +379,10 @@ limits! {
     snapshot_ttl_max_seconds = SNAPSHOT_TTL_MAX_SECONDS;
     /// Shortest.
     snapshot_ttl_min_seconds = SNAPSHOT_TTL_MIN_SECONDS;
+    /// Snapshots of the host that are read at once without a machine of the caller.
+    snapshot_readers_max = SNAPSHOT_READERS_MAX;
+    /// How long what reads a snapshot is kept after its last use.
+    snapshot_reader_idle_ms = SNAPSHOT_READER_IDLE_MS;
     /// Longest recipe of a template.
     recipe_max_bytes = RECIPE_BYTES_MAX;
     /// Instructions of one recipe.

@@ -87,7 +87,7 @@ pub enum OnIdle {
 }
 
 impl OnIdle {
-    fn is_stop(&self) -> bool {
+    pub(crate) fn is_stop(&self) -> bool {
         *self == Self::Stop
     }
 }
@@ -325,6 +325,12 @@ pub struct ExtendMachine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 5, maximum = 604_800)]
     pub idle_timeout_seconds: Option<u64>,
+    /// What becomes of it when its idle timeout is over. `pause` needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_idle: Option<OnIdle>,
+    /// Whether it comes back by itself when it is paused. Absent: it does from when `onIdle` becomes `pause`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_resume: Option<bool>,
 }
 
 /// Whether a stop has finished.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::egress::EgressPolicy;
-use crate::machine::StopOutcome;
+use crate::machine::{OnIdle, StopOutcome};
 
 /// How much of a machine is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -137,6 +137,13 @@ pub struct RestoreSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 5, maximum = 604_800)]
     pub idle_timeout_seconds: Option<u64>,
+    /// What becomes of it after its idle timeout, which `pause` needs: it ends, or it is paused until it is used again.
+    #[serde(default, skip_serializing_if = "OnIdle::is_stop")]
+    pub on_idle: OnIdle,
+    /// Whether the next call or preview request that needs it to run resumes it, however it came to be paused; `null`: yes with
+    /// `onIdle` `pause`, else no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_resume: Option<bool>,
     /// No idle timeout unless one is given.
     #[serde(default)]
     pub persistent: bool,
@@ -170,6 +177,8 @@ impl std::fmt::Debug for RestoreSnapshot {
             .field("slot", &self.slot)
             .field("ttl_seconds", &self.ttl_seconds)
             .field("idle_timeout_seconds", &self.idle_timeout_seconds)
+            .field("on_idle", &self.on_idle)
+            .field("auto_resume", &self.auto_resume)
             .field("persistent", &self.persistent)
             .field("metadata", &self.metadata)
             .field("env", &self.env.keys().collect::<Vec<_>>())

@@ -6,12 +6,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use mainbrella_client::api::Machine;
-use mainbrella_client::{ApiKey, Client, DEFAULT_URL, MachineRef, is_loopback};
+use mainbrella_client::{ApiKey, Client, DEFAULT_URL, FilesOf, MachineRef, is_loopback};
 use url::Url;
 
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
-use crate::values::MachineArg;
+use crate::values::{MachineArg, Source};
 
 /// Longest key file that is read, bytes.
 const KEY_FILE_MAX: u64 = 4096;
@@ -112,9 +112,35 @@ impl Context {
         }
     }
 
+    /// Whose files are meant.
+    pub async fn source(&self, client: &Client, arg: &Source) -> Result<Files, Failure> {
+        Ok(match arg {
+            Source::Machine(machine) => Files::Machine(self.resolve(client, machine).await?),
+            Source::Snapshot(id) => Files::Snapshot(id.clone()),
+        })
+    }
+
     /// The machine that is meant, as it is now.
     pub async fn inspect(&self, client: &Client, arg: &MachineArg) -> Result<Machine, Failure> {
         Ok(client.machine(&arg.id, arg.created_at.as_deref()).await?)
+    }
+}
+
+/// Whose files are read, as the service knows it.
+pub enum Files {
+    /// A generation of a machine.
+    Machine(MachineRef),
+    /// A snapshot.
+    Snapshot(String),
+}
+
+impl Files {
+    /// For the client.
+    pub fn of(&self) -> FilesOf<'_> {
+        match self {
+            Self::Machine(machine) => FilesOf::Machine(machine),
+            Self::Snapshot(id) => FilesOf::Snapshot(id),
+        }
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use mainbrella_types::{CreatedAt, MachineId};
+use mainbrella_client::api;
+use mainbrella_types::{CreatedAt, MachineId, SnapshotKey};
 
 /// A duration: `90`, `90s`, `500ms`, `5m`, `2h`, `1d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,36 @@ impl Span {
     /// Milliseconds.
     pub fn millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What becomes of a machine that nobody uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnIdle {
+    Stop,
+    Pause,
+}
+
+impl From<OnIdle> for api::OnIdle {
+    fn from(on_idle: OnIdle) -> Self {
+        match on_idle {
+            OnIdle::Stop => Self::Stop,
+            OnIdle::Pause => Self::Pause,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    /// Whether it is on.
+    pub fn is_on(self) -> bool {
+        self == Self::On
     }
 }
 
@@ -110,6 +141,32 @@ impl FromStr for HostPort {
     }
 }
 
+/// Whose files are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A machine's.
+    Machine(MachineArg),
+    /// A snapshot's, by its id.
+    Snapshot(String),
+}
+
+/// In front of the id of a snapshot, where there could be a machine as well.
+const SNAPSHOT: &str = "snapshot:";
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.strip_prefix(SNAPSHOT) {
+            None => s.parse().map(Self::Machine),
+            Some(id) => {
+                let bad = |_| "write snapshot:ID as `mainbrella snapshots list` shows it".to_owned();
+                id.parse::<SnapshotKey>().map(|key| Self::Snapshot(key.to_string())).map_err(bad)
+            }
+        }
+    }
+}
+
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -119,10 +176,12 @@ pub enum Place {
     Local(PathBuf),
     /// A file in a machine.
     Remote(MachineArg, String),
+    /// A file in a snapshot.
+    Saved(String, String),
 }
 
 impl Place {
-    /// `-`, `ID:/path`, `ID@CREATED_AT:/path`, or else a local path; `./` in front makes anything local.
+    /// `-`, `ID:/path`, `ID@CREATED_AT:/path`, `snapshot:ID:/path`, or else a local path; `./` in front makes anything local.
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         if text == "-" {
             return Ok(Self::Stdio);
@@ -130,11 +189,18 @@ impl Place {
         let bytes = text.as_bytes();
         let split = bytes.windows(2).position(|w| w == b":/");
         if let Some(at) = split
-            && let Some(machine) = std::str::from_utf8(&bytes[..at]).ok().and_then(|m| m.parse().ok())
+            && let Some(source) = std::str::from_utf8(&bytes[..at]).ok().and_then(|m| m.parse().ok())
         {
             let path = std::str::from_utf8(&bytes[at + 1..])
                 .map_err(|_| "the path in the machine must be UTF-8".to_owned())?;
-            return Ok(Self::Remote(machine, path.to_owned()));
+            return Ok(match source {
+                Source::Machine(machine) => Self::Remote(machine, path.to_owned()),
+                Source::Snapshot(id) => Self::Saved(id, path.to_owned()),
+            });
+        }
+        let named = text.to_str().filter(|t| t.starts_with(SNAPSHOT));
+        if named.is_some() && !PathBuf::from(text).exists() {
+            return Err("write snapshot:ID:/path, with the id as `mainbrella snapshots list` shows it".to_owned());
         }
         if let Some(machine) =
             text.to_str().and_then(|t| t.split_once(':')).filter(|(m, _)| m.parse::<MachineArg>().is_ok())
@@ -203,6 +269,10 @@ mod tests {
         let machine = MachineArg { id: "m-1".into(), created_at: Some("2026-10-08T12:00:00.000Z".into()) };
         assert_eq!(at("m-1@2026-10-08T12:00:00.000Z:/a:/b"), Ok(Place::Remote(machine, "/a:/b".into())));
         assert!(matches!(at("m-1:/x\ny"), Ok(Place::Remote(_, p)) if p == "/x\ny"));
+        let id = "s-0123456789abcdef0123456789abcdef";
+        assert_eq!(at(&format!("snapshot:{id}:/a")), Ok(Place::Saved(id.into(), "/a".into())));
+        assert!(matches!(at(&format!("{id}:/a")), Ok(Place::Remote(..))), "a machine may be called so");
+        assert!(at("snapshot:other:/a").is_err() && at(&format!("snapshot:{id}")).is_err());
         for local in ["./m-1:/x", "A:/x", "dir/m:/x", "plain", "/etc/passwd", "./-"] {
             assert_eq!(at(local), Ok(Place::Local(local.into())), "{local}");
         }

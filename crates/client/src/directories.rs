@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{ApiFailure, ClientError};
-use crate::files::{Download, Upload};
+use crate::files::{Download, FilesOf, Upload};
 use crate::machines::MachineRef;
 use crate::transport::{Client, with_json};
 
@@ -90,38 +90,34 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn list_files(
+    pub async fn list_files<'a>(
         &self,
-        machine: &MachineRef,
-        path: &str,
+        of: impl Into<FilesOf<'a>>,
+        path: &'a str,
         offset: u64,
         limit: u32,
     ) -> Result<FileList, ClientError> {
         let (offset, limit) = (offset.to_string(), limit.to_string());
-        let query = [
-            ("createdAt", machine.created_at.as_str()),
-            ("path", path),
-            ("offset", offset.as_str()),
-            ("limit", limit.as_str()),
-        ];
-        let url = self.endpoint(&["v1", "machines", &machine.id, "files", "list"], query);
-        self.json(self.request(Method::GET, url), Duration::ZERO).await
+        let query = [("path", path), ("offset", offset.as_str()), ("limit", limit.as_str())];
+        let of = of.into();
+        let url = self.files(of, &["files", "list"], query);
+        self.json(self.request(Method::GET, url), of.patience()).await
     }
 
     /// What is at a path: a link itself, or where it leads.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn stat_file(
+    pub async fn stat_file<'a>(
         &self,
-        machine: &MachineRef,
-        path: &str,
+        of: impl Into<FilesOf<'a>>,
+        path: &'a str,
         follow_symlinks: bool,
     ) -> Result<FileEntry, ClientError> {
         let follow = if follow_symlinks { "true" } else { "false" };
-        let query = [("createdAt", machine.created_at.as_str()), ("path", path), ("followSymlinks", follow)];
-        let url = self.endpoint(&["v1", "machines", &machine.id, "files", "stat"], query);
-        self.json(self.request(Method::GET, url), Duration::ZERO).await
+        let of = of.into();
+        let url = self.files(of, &["files", "stat"], [("path", path), ("followSymlinks", follow)]);
+        self.json(self.request(Method::GET, url), of.patience()).await
     }
 
     /// Makes a directory.
@@ -168,10 +164,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn download_tree(&self, machine: &MachineRef, path: &str) -> Result<Download, ClientError> {
-        let query = [("createdAt", machine.created_at.as_str()), ("path", path)];
-        let url = self.endpoint(&["v1", "machines", &machine.id, "files", "tree"], query);
-        self.open_download(url).await
+    pub async fn download_tree<'a>(&self, of: impl Into<FilesOf<'a>>, path: &'a str) -> Result<Download, ClientError> {
+        let of = of.into();
+        self.open_download(self.files(of, &["files", "tree"], [("path", path)]), of.patience()).await
     }
 
     /// Unpacks a tar stream below `path`. Never repeated. When it fails, what was unpacked before stays.

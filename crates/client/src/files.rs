@@ -15,6 +15,9 @@ use crate::error::ClientError;
 use crate::machines::MachineRef;
 use crate::transport::Client;
 
+/// Longest time until a snapshot can be read.
+const SNAPSHOT_OPENS: Duration = Duration::from_secs(330);
+
 /// A file that is being read.
 #[derive(Debug)]
 pub struct Download {
@@ -74,30 +77,72 @@ pub struct Upload<S> {
     pub length: Option<u64>,
 }
 
+/// Whose files are read.
+#[derive(Clone, Copy, Debug)]
+pub enum FilesOf<'a> {
+    /// A machine's.
+    Machine(&'a MachineRef),
+    /// A snapshot's; no machine has to be started for that.
+    Snapshot(&'a str),
+}
+
+impl FilesOf<'_> {
+    /// How long an answer may take beyond the usual wait: the first read of a snapshot has something started.
+    pub(crate) fn patience(self) -> Duration {
+        match self {
+            Self::Machine(_) => Duration::ZERO,
+            Self::Snapshot(_) => SNAPSHOT_OPENS,
+        }
+    }
+}
+
+impl<'a> From<&'a MachineRef> for FilesOf<'a> {
+    fn from(machine: &'a MachineRef) -> Self {
+        Self::Machine(machine)
+    }
+}
+
 impl Client {
+    /// Where files are read.
+    pub(crate) fn files<'a>(
+        &self,
+        of: FilesOf<'a>,
+        path: &[&'a str],
+        query: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> url::Url {
+        let (kind, id, generation) = match of {
+            FilesOf::Machine(machine) => {
+                ("machines", machine.id.as_str(), Some(("createdAt", machine.created_at.as_str())))
+            }
+            FilesOf::Snapshot(id) => ("snapshots", id, None),
+        };
+        let path: Vec<&str> = ["v1", kind, id].into_iter().chain(path.iter().copied()).collect();
+        self.endpoint(&path, generation.into_iter().chain(query))
+    }
+
     /// Opens a file for reading, or `length` bytes of it from `offset`.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn read_file(
+    pub async fn read_file<'a>(
         &self,
-        machine: &MachineRef,
-        path: &str,
+        of: impl Into<FilesOf<'a>>,
+        path: &'a str,
         offset: Option<u64>,
         length: Option<u64>,
     ) -> Result<Download, ClientError> {
         let (offset, length) = (offset.map(|n| n.to_string()), length.map(|n| n.to_string()));
-        let query = [("createdAt", machine.created_at.as_str()), ("path", path)]
+        let query = [("path", path)]
             .into_iter()
             .chain(offset.as_deref().map(|n| ("offset", n)))
             .chain(length.as_deref().map(|n| ("length", n)));
-        let url = self.endpoint(&["v1", "machines", &machine.id, "files", "content"], query);
-        self.open_download(url).await
+        let of = of.into();
+        self.open_download(self.files(of, &["files", "content"], query), of.patience()).await
     }
 
-    /// Opens what is at `url` for reading.
-    pub(crate) async fn open_download(&self, url: url::Url) -> Result<Download, ClientError> {
-        let wait = tokio::time::timeout(self.answer_timeout(), self.send(self.request(Method::GET, url)));
+    /// Opens what is at `url` for reading; its answer may take `patience` beyond the usual wait.
+    pub(crate) async fn open_download(&self, url: url::Url, patience: Duration) -> Result<Download, ClientError> {
+        let wait = tokio::time::timeout(self.answer_timeout() + patience, self.send(self.request(Method::GET, url)));
         let response = wait.await.map_err(|_| ClientError::StoppedWaiting)??;
         let header = |name: &str| response.headers().get(name)?.to_str().ok();
         let size = header(headers::FILE_SIZE).and_then(|s| s.parse().ok());

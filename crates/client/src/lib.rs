@@ -24,7 +24,7 @@ pub use address::{DEFAULT_URL, is_loopback};
 pub use builds::BuildStream;
 pub use directories::Watch;
 pub use error::{ApiFailure, ClientError};
-pub use files::{Download, Upload, WriteOptions};
+pub use files::{Download, FilesOf, Upload, WriteOptions};
 pub use jobs::{JobStream, StartedJob};
 pub use machines::{Created, ListFilter, MachineRef};
 pub use snapshots::SnapshotFilter;

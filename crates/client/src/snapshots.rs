@@ -12,7 +12,7 @@ use mainbrella_api::{
 };
 
 use crate::error::ClientError;
-use crate::files::{Download, Upload};
+use crate::files::{Download, FilesOf, Upload};
 use crate::machines::{Created, MachineRef};
 use crate::transport::{Client, with_json};
 
@@ -96,12 +96,13 @@ impl Client {
         self.send(request.timeout(self.answer_timeout())).await.map(drop)
     }
 
-    /// Opens the workspace of a machine as a gzip tar stream. Only one that ends properly is whole.
+    /// Opens the workspace of a machine or a snapshot as a gzip tar stream. Only one that ends properly is whole.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn export_workspace(&self, machine: &MachineRef) -> Result<Download, ClientError> {
-        self.open_download(self.bound(machine, &["workspace"])).await
+    pub async fn export_workspace<'a>(&self, of: impl Into<FilesOf<'a>>) -> Result<Download, ClientError> {
+        let of = of.into();
+        self.open_download(self.files(of, &["workspace"], []), of.patience()).await
     }
 
     /// Unpacks a tar stream, packed with gzip or not, into the workspace. Never repeated. When it fails, what was unpacked before stays.

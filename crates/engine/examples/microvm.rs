@@ -112,8 +112,14 @@ async fn round(
         }
         let key = GenerationKey::new(uuid::Uuid::now_v7());
         let t = Instant::now();
-        let order =
-            LaunchOrder { key, template: template.clone(), size: class, egress: Default::default(), snapshot: None };
+        let order = LaunchOrder {
+            key,
+            template: template.clone(),
+            size: class,
+            egress: Default::default(),
+            snapshot: None,
+            disk_only: false,
+        };
         let machine = driver.launch(&order).await?;
         launches.push(t.elapsed());
         let client = hello(&*machine).await?;

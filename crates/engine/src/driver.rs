@@ -33,6 +33,8 @@ pub struct LaunchOrder {
     pub egress: EgressOrder,
     /// What it starts from instead of the template: a snapshot of a machine of that template and size.
     pub snapshot: Option<SnapshotKey>,
+    /// Of a snapshot only the disk, whatever else was saved: its files come back in a machine that was just started.
+    pub disk_only: bool,
 }
 
 /// What a machine may reach, and where its denials go.

@@ -19,6 +19,7 @@ use crate::error::EngineError;
 use crate::jobs::Shelves;
 use crate::journal::Journal;
 use crate::machine::{MachineHandle, Origin, Shelf, World, assume_used, died, spawn};
+use crate::readers::Readers;
 
 /// Machines looked at together after a restart.
 const RECOVER_AT_ONCE: usize = 8;
@@ -83,6 +84,7 @@ struct Inner {
     world: World,
     machines: Mutex<HashMap<GenerationKey, Entry>>,
     shelves: Shelves,
+    readers: Readers,
 }
 
 /// The machines of this host. Cheap to clone.
@@ -101,11 +103,26 @@ impl Engine {
     ) -> Self {
         let shelves = Shelves::new(config.jobs_dir.clone());
         let world = World { driver, journal, clock, config };
-        Self { inner: Arc::new(Inner { world, machines: Mutex::new(HashMap::new()), shelves }) }
+        Self {
+            inner: Arc::new(Inner {
+                world,
+                machines: Mutex::new(HashMap::new()),
+                shelves,
+                readers: Readers::default(),
+            }),
+        }
     }
 
     pub(crate) fn shelves(&self) -> &Shelves {
         &self.inner.shelves
+    }
+
+    pub(crate) fn readers(&self) -> &Readers {
+        &self.inner.readers
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.inner.world
     }
 
     pub(crate) fn now(&self) -> mainbrella_types::Millis {
@@ -250,11 +267,13 @@ impl Engine {
         Ok(self.inner.world.driver.snapshots().await?)
     }
 
-    /// Removes a snapshot from this host, whole or not. Machines that were started from it go on. Idempotent.
+    /// Removes a snapshot from this host, whole or not. Machines that were started from it go on, but for one that reads it.
+    /// Idempotent.
     ///
     /// # Errors
     /// When something of it could not be removed; ask again.
     pub async fn forget_snapshot(&self, snapshot: SnapshotKey) -> Result<(), EngineError> {
+        self.end_reader(&snapshot).await;
         self.inner.world.driver.forget(&snapshot).await?;
         self.forget_logs(&snapshot).await
     }
@@ -427,8 +446,11 @@ impl Engine {
         Ok((record, origin))
     }
 
-    /// Lets go of every machine; they go on without the service.
+    /// Lets go of every machine; they go on without the service. Those that read snapshots end.
     pub async fn shutdown(&self) {
+        if tokio::time::timeout(DETACH_DEADLINE, self.end_readers()).await.is_err() {
+            warn!("some readers of snapshots were still being made or removed; the next start removes them");
+        }
         let entries: Vec<Entry> = self.machines().drain().map(|(_, entry)| entry).collect();
         for entry in &entries {
             let _ = entry.handle.shared.messages.send(crate::machine::handle::Message::Detach).await;

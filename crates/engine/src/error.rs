@@ -77,7 +77,7 @@ impl DriverError {
 }
 
 /// A failure of a machine operation: a public code and sentence, and an internal context that never leaves.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineError {
     code: ErrorCode,
     message: String,

@@ -49,6 +49,11 @@ impl Shelves {
         Arc::clone(&known.entry(key).or_insert_with(make).0)
     }
 
+    /// The shelf of a machine that nobody keeps; it is forgotten with the machine.
+    pub(crate) fn apart(&self, key: GenerationKey) -> Arc<Shelf> {
+        Arc::new(Shelf::new(self.dir.join(key.to_string())))
+    }
+
     /// The shelf of a machine; `over`: how jobs end that nobody ended when it did, and the time.
     pub(crate) async fn of(
         &self,

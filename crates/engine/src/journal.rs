@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use mainbrella_net::{Authority, Secret};
-use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis};
+use mainbrella_types::{EgressPolicy, Failure, GenerationKey, MachineRecord, MachineState, Millis, OnIdle};
 
 /// A change to a machine's record. Fields that are `None` stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,33 @@ pub struct Change {
     pub ended_at: Option<Millis>,
     /// Another egress policy.
     pub egress: Option<EgressPolicy>,
+    /// What becomes of it from now on when nobody uses it.
+    pub on_idle: Option<OnIdle>,
+    /// Whether it comes back by itself from now on.
+    pub auto_resume: Option<bool>,
+}
+
+impl Change {
+    /// The record as it is after the change.
+    #[must_use]
+    pub fn applied_to(self, mut record: MachineRecord) -> MachineRecord {
+        record.state = self.state.unwrap_or(record.state);
+        record.ending = self.ending.or(record.ending);
+        record.lease.hard_deadline = self.hard_deadline.unwrap_or(record.lease.hard_deadline);
+        record.lease.idle_timeout_ms = self.idle_timeout_ms.or(record.lease.idle_timeout_ms);
+        if let Some(at) = self.last_activity {
+            record.lease.touch(at);
+        }
+        if let Some(policy) = self.egress {
+            record.spec.egress = policy;
+        }
+        record.spec.on_idle = self.on_idle.unwrap_or(record.spec.on_idle);
+        record.spec.auto_resume = self.auto_resume.unwrap_or(record.spec.auto_resume);
+        record.running_at = record.running_at.or(self.running_at);
+        record.ended_at = record.ended_at.or(self.ended_at);
+        record.revision += 1;
+        record
+    }
 }
 
 /// Why a write did not take effect.

@@ -17,6 +17,7 @@ mod jobs;
 pub mod journal;
 pub mod machine;
 pub mod microvm;
+mod readers;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{
@@ -28,8 +29,8 @@ pub use error::{DriverError, EngineError};
 pub use journal::{Change, Journal, JournalError, KeptSecrets};
 pub use machine::{
     Captured, CommandEnding, CommandOrder, CommandOutcome, DirEntry, DirPage, FileEvent, FileEventKind, FileEvents,
-    FileKind, FileReader, FileStat, HookRun, MachineHandle, Omitted, PathStat, PortConnection, PortError, Removed,
-    Reseeded, SecretsTurn, StopOutcome, TreeWritten, WriteOptions,
+    FileKind, FileReader, FileStat, HookRun, LeaseChange, MachineHandle, Omitted, PathStat, PortConnection, PortError,
+    Removed, Reseeded, SecretsTurn, StopOutcome, TreeWritten, WriteOptions,
 };
 pub use machine::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
@@ -38,3 +39,4 @@ pub use machine::{
 pub use mainbrella_net::{Authority, Secret};
 /// What the network of machines says to callers.
 pub use mainbrella_net::{Denied, EgressEvent, EgressLog, EgressPage, Explanation, Outcome, Verdict};
+pub use readers::{ReadOrder, SnapshotReader};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ground::*;
 use mainbrella_engine::driver::{Adoption, DiskPart, Driver, Instance, LaunchOrder, SaveOrder, SaveReceipt};
-use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
+use mainbrella_engine::microvm::MicroVm;
 use mainbrella_engine::{DriverError, EgressOrder};
 use mainbrella_guest_protocol::host::GuestClient;
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
@@ -171,34 +171,89 @@ async fn a_full_snapshot_brings_processes_back_after_a_restart_of_the_service() 
     assert_nothing_left(t.path(), &c);
 }
 
-/// Not a test of its own, and nothing unless it is told what to do: the service that the next test kills.
+/// Folders of machines that are being made.
+fn in_the_making(data: &Path) -> usize {
+    std::fs::read_dir(data.join("waiting")).expect("list").count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_of_one_snapshot_are_made_at_once_and_its_removal_waits_for_them() {
+    const CHILDREN: usize = 4;
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = std::sync::Arc::new(open(&c).await);
+    let (key, machine, guest) = launch(&driver, None).await;
+    shell(&guest, "head -c 3000000 /dev/urandom >/root/big; sha256sum /root/big >/root/sum").await;
+    let (full, _) = save(&driver, &key, guest, SnapshotKind::Full).await;
+    driver.destroy(&key).await.expect("destroy");
+    drop(machine);
+    let children: Vec<_> = (0..CHILDREN)
+        .map(|_| {
+            let (driver, order) = (driver.clone(), LaunchOrder { snapshot: Some(full), ..order() });
+            let key = order.key;
+            (key, tokio::spawn(async move { driver.launch(&order).await }))
+        })
+        .collect();
+    // As long as any is being made: the most that were at once.
+    let mut most = 0;
+    while !children.iter().all(|(_, child)| child.is_finished()) {
+        let now = in_the_making(t.path());
+        if now > 0 && most == 0 {
+            let driver = driver.clone();
+            // It comes when those that have begun are made.
+            tokio::spawn(async move { driver.forget(&full).await });
+        }
+        most = most.max(now);
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert!(most >= 2, "one after the other");
+    let mut made = 0;
+    for (key, child) in children {
+        match child.await.expect("no panic") {
+            Ok(machine) => {
+                made += 1;
+                let guest = client(&*machine).await;
+                assert_eq!(shell(&guest, "sha256sum -c /root/sum").await, "/root/big: OK\n");
+            }
+            // It began after the removal had its turn.
+            Err(e) => assert!(matches!(e, DriverError::Damaged(_)), "{e:?}"),
+        }
+        driver.destroy(&key).await.expect("destroy");
+    }
+    assert!(made >= 2, "{made}");
+    driver.forget(&full).await.expect("forget");
+    assert!(driver.snapshots().await.expect("list").is_empty());
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk_alone_of_a_full_snapshot_is_whole() {
+    let t = data_dir();
+    let c = config(t.path(), 0);
+    let driver = open(&c).await;
+    let (key, machine, guest) = launch(&driver, None).await;
+    let was = shell(&guest, FILES).await;
+    shell(&guest, "sleep 1000 & echo $! >/workspace/pid; echo late >/workspace/late").await;
+    let (full, _) = save(&driver, &key, guest, SnapshotKind::Full).await;
+    driver.destroy(&key).await.expect("destroy");
+    drop(machine);
+    let order = LaunchOrder { snapshot: Some(full), disk_only: true, ..order() };
+    let machine = driver.launch(&order).await.expect("launch");
+    let guest = client(&*machine).await;
+    assert_eq!(shell(&guest, LOOK).await, was);
+    let rest = "cat /workspace/late; kill -0 $(cat /workspace/pid) 2>/dev/null || echo fresh; dmesg | grep -ciE 'ext4.*(error|corrupt)'";
+    assert_eq!(shell(&guest, rest).await, "late\nfresh\n0\n");
+    driver.destroy(&order.key).await.expect("destroy");
+    driver.forget(&full).await.expect("forget");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
+/// Not a test of its own: see [`service_to_be_killed`].
 #[tokio::test(flavor = "multi_thread")]
 async fn the_service_that_is_killed() {
-    let Ok(text) = std::env::var(KILLED) else { return };
-    let words: Vec<&str> = text.split(' ').collect();
-    let [verb, key, uid, data] = words[..] else { panic!("{text}") };
-    let key: GenerationKey = key.parse().expect("a key");
-    let c = MicroVmConfig { uids: Some((uid.parse().expect("a number"), 100)), ..config(Path::new(data), 0) };
-    let driver = MicroVm::open(c, images()).await.expect("driver");
-    let found = driver.adopt(&key, &EgressOrder::default()).await.expect("adopt");
-    println!("\nnow");
-    match verb {
-        "workspace" | "full" => {
-            let order = SaveOrder { snapshot: snapshot(), kind: verb.parse().expect("a kind") };
-            driver.save(&key, &order).await.expect("save").durable.await.expect("durable");
-        }
-        "restore" => {
-            let snapshot = driver.snapshots().await.expect("list")[0];
-            drop(driver.launch(&LaunchOrder { snapshot: Some(snapshot), ..order() }).await.expect("launch"));
-        }
-        "forget" => {
-            let snapshot = driver.snapshots().await.expect("list")[0];
-            driver.forget(&snapshot).await.expect("forget");
-        }
-        _ => panic!("{verb}"),
-    }
-    println!("\ndone");
-    drop(found);
+    service_to_be_killed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ground::*;
 use mainbrella_engine::driver::{Adoption, Driver, EgressOrder, ForkOrder, Instance, LaunchOrder};
-use mainbrella_engine::microvm::{MicroVm, MicroVmConfig};
+use mainbrella_engine::microvm::MicroVm;
 use mainbrella_engine::{DriverError, Outcome};
 use mainbrella_guest_protocol::host::GuestClient;
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
@@ -313,33 +313,10 @@ fn stop_vmm(place: &Path) {
     assert!(lines.map_while(Result::ok).any(|l| l.contains("\"id\": 1")), "stopped");
 }
 
-/// Not a test of its own, and nothing unless it is told what to do: the service that the next test kills.
+/// Not a test of its own: see [`service_to_be_killed`].
 #[tokio::test(flavor = "multi_thread")]
 async fn the_service_that_is_killed() {
-    let Ok(text) = std::env::var(KILLED) else { return };
-    let words: Vec<&str> = text.split(' ').collect();
-    let [verb, key, uid, data] = words[..] else { panic!("{text}") };
-    let key: GenerationKey = key.parse().expect("a key");
-    let c = MicroVmConfig { uids: Some((uid.parse().expect("a number"), 100)), ..config(Path::new(data), 0) };
-    let driver = MicroVm::open(c, images()).await.expect("driver");
-    let instance = match driver.adopt(&key, &egress()).await.expect("adopt") {
-        Adoption::Running(instance) => Some(instance),
-        _ => None,
-    };
-    println!("\nnow");
-    match verb {
-        "pause" => drop(driver.pause(&key).await.expect("pause")),
-        "resume" => drop(driver.resume(&key, &egress()).await.expect("resume")),
-        "fork" => {
-            let children = [(); 2].map(|()| ForkOrder { key: order().key, egress: egress() });
-            drop(driver.fork(&key, &children).await.expect("fork"));
-        }
-        // Adopting it began that already.
-        "flatten" => tokio::time::sleep(Duration::from_secs(5)).await,
-        _ => panic!("{verb}"),
-    }
-    println!("\ndone");
-    drop(instance);
+    service_to_be_killed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

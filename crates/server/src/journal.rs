@@ -39,6 +39,8 @@ impl Journal for StoreJournal {
             running_at: change.running_at,
             ended_at: change.ended_at,
             egress: change.egress,
+            on_idle: change.on_idle,
+            auto_resume: change.auto_resume,
         };
         match self.store.apply(key, revision, &change).await {
             Ok(Applied::Updated(record)) => Ok(record),
@@ -73,6 +75,8 @@ fn reflects(record: &MachineRecord, change: &MachineChange) -> bool {
         && change.running_at.is_none_or(|_| record.running_at.is_some())
         && change.ended_at.is_none_or(|at| record.ended_at == Some(at))
         && change.egress.as_ref().is_none_or(|e| record.spec.egress == *e)
+        && change.on_idle.is_none_or(|o| record.spec.on_idle == o)
+        && change.auto_resume.is_none_or(|a| record.spec.auto_resume == a)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use mainbrella_types::limits::IDEMPOTENCY_RETENTION_MS;
 use mainbrella_types::{
     CreatedAt, EgressPolicy, Failure, Generation, GenerationKey, Lease, MachineId, MachineRecord, MachineSpec,
-    MachineState, Millis, ProjectId, SnapshotKey,
+    MachineState, Millis, OnIdle, ProjectId, SnapshotKey,
 };
 
 use crate::backend::{Arg, Row, Tx};
@@ -100,6 +100,10 @@ pub struct MachineChange {
     pub ended_at: Option<Millis>,
     /// Another egress policy. From `off` there is none.
     pub egress: Option<EgressPolicy>,
+    /// What becomes of it from now on when nobody uses it.
+    pub on_idle: Option<OnIdle>,
+    /// Whether it comes back by itself from now on.
+    pub auto_resume: Option<bool>,
 }
 
 /// What became of a change.
@@ -162,6 +166,8 @@ impl MachineChange {
         if let Some(ms) = self.idle_timeout_ms {
             next.lease.idle_timeout_ms = Some(ms.min(i64::MAX.unsigned_abs()));
         }
+        next.spec.on_idle = self.on_idle.unwrap_or(next.spec.on_idle);
+        next.spec.auto_resume = self.auto_resume.unwrap_or(next.spec.auto_resume);
         if let Some(at) = self.last_activity {
             next.lease.touch(at);
         }

@@ -131,6 +131,8 @@ pub(crate) fn update_args(r: &MachineRecord, revision: i64) -> Vec<Arg> {
         Arg::MaybeInt(r.ended_at.map(|t| t.0)),
         Arg::Int(i64::from(r.spec.egress.leads_out())),
         Arg::Text(r.spec.egress.to_string()),
+        Arg::text(r.spec.on_idle.as_str()),
+        Arg::Int(i64::from(r.spec.auto_resume)),
     ]
 }
 

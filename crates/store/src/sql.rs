@@ -96,7 +96,7 @@ statements! {
                               WHERE m.host = $1 AND m.state NOT IN ('stopped', 'failed') AND m.key > $2 \
                               ORDER BY m.key LIMIT $3");
     MACHINE_UPDATE = "UPDATE machines SET state = $3, ending_kind = $4, ending_message = $5, hard_deadline = $6, \
-                      idle_timeout_ms = $7, last_activity = $8, running_at = $9, ended_at = $10, internet = $11, egress = $12, revision = revision + 1 \
+                      idle_timeout_ms = $7, last_activity = $8, running_at = $9, ended_at = $10, internet = $11, egress = $12, on_idle = $13, auto_resume = $14, revision = revision + 1 \
                       WHERE key = $1 AND revision = $2";
 
     LIST_ALL = concat!("SELECT ", machine_columns!(), " FROM machines m \

@@ -157,6 +157,10 @@ pub const SNAPSHOTS_DEFAULT: u32 = 100;
 pub const SNAPSHOT_TTL_MAX_SECONDS: u64 = 365 * 24 * 3600;
 /// Shortest.
 pub const SNAPSHOT_TTL_MIN_SECONDS: u64 = 60;
+/// Snapshots of a host that are read at once without a machine of the caller.
+pub const SNAPSHOT_READERS_MAX: usize = 4;
+/// How long what reads a snapshot is kept after its last use, milliseconds.
+pub const SNAPSHOT_READER_IDLE_MS: u64 = 60_000;
 /// Secrets of one machine.
 pub const SECRETS_MAX: usize = 16;
 /// Longest name of a secret, bytes.

@@ -388,12 +388,16 @@ class Attaching(unittest.TestCase):
         def extended(r: Request) -> None:
             r.reply(200, machine(hardDeadlineMs=1_900_000_000_000))
 
-        with Server([ok, extended]) as server, client(server) as c:
+        with Server([ok, extended, extended]) as server, client(server) as c:
             sandbox = c.create()
             self.assertEqual(sandbox.extend(ttl_seconds=90).hard_deadline_ms, 1_900_000_000_000)
             self.assertEqual(server.requests[1].json(), {"ttlSeconds": 90})
-            with self.assertRaises(ConfigurationError):
-                sandbox.extend()
+            sandbox.extend(on_idle="pause", idle_timeout_seconds=60, auto_resume=False)
+            wanted = {"idleTimeoutSeconds": 60, "onIdle": "pause", "autoResume": False}
+            self.assertEqual(server.requests[2].json(), wanted)
+            for wrong in ({}, {"on_idle": "sleep"}):
+                with self.assertRaises(ConfigurationError):
+                    sandbox.extend(**wrong)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Snapshots(unittest.TestCase):
         def restored(r: Request) -> None:
             r.reply(201, machine(id="m-2"))
 
-        session = Session(saved, saved, restored, restored)
+        session = Session(saved, saved, restored, restored, restored)
         with session as (sandbox, server):
             made = sandbox.save_workspace("Project files", stop=True, idempotency_key="mine")
             self.assertEqual((made["id"], made["bytes"], made["stopOutcome"]), (ID, 4096, "stopped"))
@@ -87,6 +87,11 @@ class Snapshots(unittest.TestCase):
             body = server.requests[4].json()
             self.assertEqual(body["egress"], {"policy": "allow-list", "rules": ["a.example"]})
             self.assertEqual((body["env"], body["metadata"], body["templateDigest"]), ({"A": "1"}, {"b": "c"}, "d"))
+            session.client.workspaces.restore(ID, on_idle="pause", idle_timeout_seconds=60, auto_resume=False)
+            body = server.requests[5].json()
+            self.assertEqual((body["onIdle"], body["idleTimeoutSeconds"], body["autoResume"]), ("pause", 60, False))
+            with self.assertRaises(ConfigurationError):
+                session.client.workspaces.restore(ID, on_idle="sleep")
 
     def test_they_are_listed_page_by_page_changed_and_deleted(self) -> None:
         def page(cursor: str | None) -> Any:
@@ -156,6 +161,57 @@ class Snapshots(unittest.TestCase):
         with session as _:
             with self.assertRaises(InvalidResponseError):
                 session.client.workspaces.list()
+
+
+@both
+class ReadWithoutAMachine(unittest.TestCase):
+    def test_files_are_read_where_the_snapshot_is(self) -> None:
+        entry = {"name": "a", "path": "/w/a", "type": "file", "size": 3, "mode": "0644", "uid": 0, "gid": 0, "mtime": 1}
+
+        def content(r: Request) -> None:
+            r.raw(CHUNKED + chunk(b"one") + b"0\r\n\r\n")
+
+        answers = [
+            content,
+            content,
+            lambda r: r.reply(200, {"entries": [entry], "nextOffset": None}),
+            lambda r: r.reply(200, entry),
+            content,
+            content,
+            lambda r: r.error(409, "snapshot_damaged"),
+        ]
+        session = Session(*answers)
+        with session as (_, server), tempfile.TemporaryDirectory() as folder:
+            files = session.client.workspaces.files(ID)
+            self.assertEqual(files.read("/w/a", offset=1, length=2), b"one")
+            self.assertEqual(files.read_text("/w/a"), "one")
+            self.assertEqual([e["name"] for e in files.list("/w", limit=5)["entries"]], ["a"])
+            self.assertEqual(files.stat("/w/a", follow_symlinks=True)["size"], 3)
+            target = Path(folder, "t.tar")
+            with target.open("wb") as file:
+                self.assertEqual(files.download_tree("/w", file).bytes, 3)
+            self.assertEqual(files.export_workspace(), b"one")
+            with self.assertRaises(SnapshotDamagedError):
+                session.client.snapshots.files(ID).read("/w/a")
+            asked = [(r.method, r.path, r.query) for r in server.requests[1:7]]
+            at = f"/v1/snapshots/{ID}"
+            self.assertEqual(
+                asked,
+                [
+                    ("GET", at + "/files/content", {"path": "/w/a", "offset": "1", "length": "2"}),
+                    ("GET", at + "/files/content", {"path": "/w/a"}),
+                    ("GET", at + "/files/list", {"path": "/w", "limit": "5"}),
+                    ("GET", at + "/files/stat", {"path": "/w/a", "followSymlinks": "true"}),
+                    ("GET", at + "/files/tree", {"path": "/w"}),
+                    ("GET", at + "/workspace", {}),
+                ],
+            )
+            self.assertFalse(hasattr(files, "write") or hasattr(files, "remove"))
+            before = len(server.requests)
+            for wrong in (lambda: files.read("relative"), lambda: session.client.workspaces.files("")):
+                with self.assertRaises(ConfigurationError):
+                    wrong()
+            self.assertEqual(len(server.requests), before)
 
 
 @both

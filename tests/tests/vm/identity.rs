@@ -24,7 +24,7 @@ async fn an_old_name_never_touches_the_newer_machine_in_its_slot() {
     assert_eq!(code(old.try_sh("rm /root/f").await), ErrorCode::GenerationMismatch);
     assert_eq!(code(old.write("/root/f", "theirs").await), ErrorCode::GenerationMismatch);
     assert_eq!(code(old.read("/root/f").await), ErrorCode::GenerationMismatch);
-    let longer = ExtendMachine { ttl_seconds: Some(7200), idle_timeout_seconds: None };
+    let longer = ExtendMachine { ttl_seconds: Some(7200), ..ExtendMachine::default() };
     assert_eq!(code(service.client().extend(&old.name, &longer).await), ErrorCode::GenerationMismatch);
     match service.client().stop(&old.name).await {
         Ok(done) => assert_eq!(done.machine.created_at, old.name.created_at, "its own end is told"),

@@ -9,7 +9,7 @@ use mainbrella_types::ErrorCode;
 use crate::code;
 
 fn extend(ttl: Option<u64>, idle: Option<u64>) -> ExtendMachine {
-    ExtendMachine { ttl_seconds: ttl, idle_timeout_seconds: idle }
+    ExtendMachine { ttl_seconds: ttl, idle_timeout_seconds: idle, ..ExtendMachine::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

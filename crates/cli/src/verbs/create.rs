@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use mainbrella_client::MachineRef;
-use mainbrella_client::api::{self, CreateMachine};
+use mainbrella_client::api::CreateMachine;
 use mainbrella_types::ErrorCode;
 
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
-use crate::values::{Pair, Span};
+use crate::values::{OnIdle, Pair, Span, Switch};
 use crate::verbs::egress::RuleArgs;
 
 /// Create a machine; prints its name, ID@CREATED_AT
@@ -54,33 +54,18 @@ pub struct Args {
     idempotency_key: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum OnIdle {
-    Stop,
-    Pause,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Switch {
-    On,
-    Off,
-}
-
 /// Creates a machine.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let egress = args.rules.policy()?;
     let client = context.client()?;
-    let wanted = args.internet.map(|s| s == Switch::On);
+    let wanted = args.internet.map(Switch::is_on);
     let body = CreateMachine {
         size: args.size,
         slot: args.slot,
         ttl_seconds: Some(args.ttl.seconds()),
         idle_timeout_seconds: args.idle.map(Span::seconds),
-        on_idle: match args.on_idle {
-            OnIdle::Stop => api::OnIdle::Stop,
-            OnIdle::Pause => api::OnIdle::Pause,
-        },
-        auto_resume: args.auto_resume.map(|s| s == Switch::On),
+        on_idle: args.on_idle.into(),
+        auto_resume: args.auto_resume.map(Switch::is_on),
         internet: wanted,
         egress: egress.clone(),
         persistent: args.persistent,

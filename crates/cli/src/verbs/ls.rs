@@ -7,17 +7,17 @@ use mainbrella_client::api::{FileEntry, FileList, FileType};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{Tone, printable, size};
-use crate::values::Place;
+use crate::values::{Place, Source};
 
 /// Entries a page.
 const PAGE: u32 = 1000;
 
-/// List a directory in a machine
+/// List a directory in a machine or a snapshot
 ///
 /// Sorted by the bytes of the names. Names that are not UTF-8 are shown with � in them; --json has their bytes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// ID:/path or ID@CREATED_AT:/path
+    /// ID:/path, ID@CREATED_AT:/path or snapshot:ID:/path
     #[arg(value_name = "PLACE")]
     place: OsString,
     /// Kind, permission bits, owner, size and time too
@@ -33,10 +33,13 @@ pub struct Args {
 
 /// Lists a directory, or tells of one entry.
 pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
-    let (machine, path) = remote(&args.place)?;
+    let (source, path) = match Place::parse(&args.place).map_err(Failure::usage)? {
+        Place::Saved(id, path) => (Source::Snapshot(id), path),
+        _ => remote(&args.place).map(|(machine, path)| (Source::Machine(machine), path))?,
+    };
     let client = context.client()?;
-    let machine = context.resolve(&client, &machine).await?;
-    let entry = client.stat_file(&machine, &path, !args.directory).await?;
+    let files = context.source(&client, &source).await?;
+    let entry = client.stat_file(files.of(), &path, !args.directory).await?;
     let mut entries = Vec::new();
     let mut more = None;
     if args.directory || entry.r#type != FileType::Directory {
@@ -45,7 +48,7 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         let limit = u64::from(args.limit);
         let mut offset = 0;
         loop {
-            let page = client.list_files(&machine, &path, offset, PAGE.min(args.limit)).await?;
+            let page = client.list_files(files.of(), &path, offset, PAGE.min(args.limit)).await?;
             entries.extend(page.entries);
             more = page.next_offset;
             match page.next_offset {

@@ -6,7 +6,7 @@ use mainbrella_client::api::RestoreSnapshot;
 use super::save::doubtful;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::values::{Pair, Span};
+use crate::values::{OnIdle, Pair, Span, Switch};
 
 /// Start a new machine from a snapshot; prints its name, ID@CREATED_AT
 ///
@@ -24,6 +24,12 @@ pub struct Args {
     /// It ends when nobody uses it for so long
     #[arg(long, value_name = "DURATION")]
     idle: Option<Span>,
+    /// Whether it ends then or is paused; a paused one goes on with its next use
+    #[arg(long, value_enum, default_value = "stop", value_name = "stop|pause")]
+    on_idle: OnIdle,
+    /// Whether the next use resumes it when it is paused [default: on with --on-idle pause]
+    #[arg(long, value_enum, value_name = "on|off")]
+    auto_resume: Option<Switch>,
     /// No idle timeout, whatever the service's default is
     #[arg(long)]
     persistent: bool,
@@ -45,6 +51,8 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         slot: args.slot,
         ttl_seconds: Some(args.ttl.seconds()),
         idle_timeout_seconds: args.idle.map(Span::seconds),
+        on_idle: args.on_idle.into(),
+        auto_resume: args.auto_resume.map(Switch::is_on),
         persistent: args.persistent,
         metadata: args.labels.into_iter().map(|Pair(k, v)| (k, v)).collect(),
         env: args.env.into_iter().map(|Pair(k, v)| (k, v)).collect(),

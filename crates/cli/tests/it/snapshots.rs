@@ -56,6 +56,11 @@ fn a_machine_is_started_from_a_snapshot() {
         "slot": "mine", "ttlSeconds": 7200, "persistent": false, "metadata": {"a": "b"}, "env": {"X": "y"},
     });
     assert_eq!((request.json(), request.header("idempotency-key")), (body, Some("k")));
+    let service = Service::start([json(201, machine("m-2", 60))]);
+    let words = ["restore", ID, "--idle", "10m", "--on-idle", "pause", "--auto-resume", "off"];
+    assert!(run(&service, &words).starts_with("code: 0\n"));
+    let body = service.requests()[0].json();
+    assert_eq!((&body["onIdle"], &body["autoResume"]), (&value!("pause"), &value!(false)));
     for (code, exit) in [("snapshot_damaged", 6), ("snapshot_mismatch", 6)] {
         let service = Service::start([error(409, code, "It is not as it was saved.")]);
         assert!(run(&service, &["restore", ID]).starts_with(&format!("code: {exit}\n")), "{code}");
@@ -140,4 +145,39 @@ fn a_workspace_goes_out_and_in_as_one_archive() {
     assert_eq!(service.requests()[0].body, b"packed");
     let service = Service::start([error(400, "invalid_request", "The body is not a whole gzip stream.")]);
     assert!(run(&service, &["import", AT, path]).starts_with("code: 2\n"));
+}
+
+#[test]
+fn files_of_a_snapshot_are_listed_and_copied_without_a_machine() {
+    let place = |path: &str| format!("snapshot:{ID}:{path}");
+    let entry = |name: &str, kind: &str| {
+        value!({ "name": name, "path": format!("/w/{name}"), "type": kind, "size": 3, "mode": "0644", "uid": 0, "gid": 0,
+                 "mtime": 1 })
+    };
+    let service = Service::start([
+        json(200, entry("w", "directory")),
+        json(200, value!({ "entries": [entry("a", "file")], "nextOffset": null })),
+    ]);
+    assert_eq!(run(&service, &["ls", &place("/w")]), "code: 0\n--- stdout\na\n--- stderr\n");
+    let lines: Vec<String> = service.requests().into_iter().map(|r| r.line).collect();
+    assert_eq!(lines[0], format!("GET /v1/snapshots/{ID}/files/stat?path=%2Fw&followSymlinks=true"));
+    assert!(lines[1].starts_with(&format!("GET /v1/snapshots/{ID}/files/list?path=%2Fw&offset=0")), "{lines:?}");
+
+    let dir = tempfile::tempdir().expect("temp dir");
+    let target = dir.path().join("copy");
+    let target = target.to_str().expect("UTF-8");
+    let service = Service::start([Reply::Answer(200, vec![], b"one".to_vec())]);
+    assert!(run(&service, &["cp", &place("/w/a"), target]).starts_with("code: 0\n"));
+    assert_eq!(std::fs::read(target).expect("copied"), b"one");
+    assert_eq!(service.requests()[0].line, format!("GET /v1/snapshots/{ID}/files/content?path=%2Fw%2Fa"));
+    let service = Service::start([Reply::Answer(200, vec![], b"one".to_vec())]);
+    assert!(run(&service, &["export", &format!("snapshot:{ID}"), target]).starts_with("code: 0\n"));
+    assert_eq!(service.requests()[0].line, format!("GET /v1/snapshots/{ID}/workspace"));
+
+    let service = Service::start([]);
+    let said = run(&service, &["cp", target, &place("/w/a")]);
+    assert!(said.starts_with("code: 2\n") && said.contains("nothing is written into a snapshot"), "{said}");
+    let said = run(&service, &["ls", "snapshot:other:/w"]);
+    assert!(said.starts_with("code: 2\n") && said.contains("snapshot:ID:/path"), "{said}");
+    assert!(service.requests().is_empty());
 }

@@ -19,7 +19,7 @@ use crate::journal::{Change, Journal, JournalError};
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts;
 use crate::machine::gate::Gate;
-use crate::machine::handle::{MachineHandle, Message, Shared, StopOutcome, not_running};
+use crate::machine::handle::{LeaseChange, MachineHandle, Message, Shared, StopOutcome, not_running};
 use crate::machine::jobs::{self, Shelf};
 use crate::machine::link::{Identity, Link};
 use crate::machine::secrets;
@@ -40,7 +40,7 @@ const ACTIVITY_GRAIN_MS: u64 = 10_000;
 /// Longest change of an egress policy.
 const EGRESS_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest sleep between two looks at a lease; the wall clock may be set meanwhile.
-pub(super) const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
+pub(crate) const LEASE_LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// Where an actor begins.
 pub(crate) enum Origin {
@@ -196,6 +196,7 @@ impl Actor {
             size: self.record.spec.size,
             egress: self.egress(self.record.spec.egress.clone()),
             snapshot: self.record.restored_from,
+            disk_only: false,
         };
         let inherited = match order.snapshot {
             Some(snapshot) => Some(snapshot),
@@ -286,8 +287,8 @@ impl Actor {
                         self.save_activity(0).await;
                         return Begin::Leave(Finish::Detached);
                     }
-                    Some(Message::Extend { ttl_ms, idle_timeout_ms, reply }) => {
-                        let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
+                    Some(Message::Extend { wish, reply }) => {
+                        let _ = reply.send(self.extend(wish).await);
                     }
                     Some(Message::SetEgress { policy, reply }) => {
                         let _ = reply.send(self.set_egress(&*instance, policy).await);
@@ -396,23 +397,29 @@ impl Actor {
         let _ = self.write(Change { last_activity: Some(last), ..Change::default() }).await;
     }
 
-    pub(super) async fn extend(
-        &mut self,
-        ttl_ms: Option<u64>,
-        idle_timeout_ms: Option<u64>,
-    ) -> Result<MachineRecord, EngineError> {
+    pub(super) async fn extend(&mut self, wish: LeaseChange) -> Result<MachineRecord, EngineError> {
         if admit(self.record.state, Request::Extend) != Admission::Accept {
             return Err(not_running(self.record.state, self.record.ending.as_ref()));
+        }
+        let pauses = wish.on_idle == Some(OnIdle::Pause);
+        if (pauses || wish.auto_resume == Some(true)) && !self.world.driver.report().memory_snapshot {
+            return Err(EngineError::new(ErrorCode::Unsupported, "this host cannot pause machines"));
+        }
+        if pauses && wish.idle_timeout_ms.or(self.record.lease.idle_timeout_ms).is_none() {
+            let message = "onIdle pause needs an idle timeout, and the machine has none: give idleTimeoutSeconds, too";
+            return Err(EngineError::new(ErrorCode::InvalidRequest, message));
         }
         self.shared.gate.touch();
         let mut lease = self.record.lease;
         let now = self.world.clock.now();
-        if let Some(ttl_ms) = ttl_ms {
+        if let Some(ttl_ms) = wish.ttl_ms {
             lease.extend_hard(now, ttl_ms);
         }
         let change = Change {
             hard_deadline: Some(lease.hard_deadline),
-            idle_timeout_ms,
+            idle_timeout_ms: wish.idle_timeout_ms,
+            on_idle: wish.on_idle,
+            auto_resume: wish.auto_resume.or(pauses.then_some(true)),
             last_activity: Some(self.shared.gate.last_use()),
             ..Change::default()
         };

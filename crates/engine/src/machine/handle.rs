@@ -4,7 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mainbrella_net::Explanation;
-use mainbrella_types::{EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, Target, limits};
+use mainbrella_types::{
+    EgressPolicy, ErrorCode, Failure, FailureKind, MachineRecord, MachineState, OnIdle, Target, limits,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -35,11 +37,23 @@ pub enum StopOutcome {
     Uncertain(MachineRecord),
 }
 
+/// A change of a lease. What is `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseChange {
+    /// The hard deadline becomes so many milliseconds from now, where that is later than it was.
+    pub ttl_ms: Option<u64>,
+    /// Another idle timeout, milliseconds.
+    pub idle_timeout_ms: Option<u64>,
+    /// What becomes of it when its idle timeout is over.
+    pub on_idle: Option<OnIdle>,
+    /// Whether it comes back by itself when it is paused. `None`: it does from when `on_idle` is to pause it.
+    pub auto_resume: Option<bool>,
+}
+
 /// What the actor is asked.
 pub(crate) enum Message {
     Extend {
-        ttl_ms: Option<u64>,
-        idle_timeout_ms: Option<u64>,
+        wish: LeaseChange,
         reply: oneshot::Sender<Result<MachineRecord, EngineError>>,
     },
     SetEgress {
@@ -208,17 +222,14 @@ impl MachineHandle {
         }
     }
 
-    /// Moves the hard deadline to `ttl_ms` from now (never nearer) and changes the idle timeout.
+    /// Changes how long the machine lives, and what becomes of it when nobody uses it.
     ///
     /// # Errors
-    /// When the machine has ended or the change could not be made durable.
-    pub async fn extend(
-        &self,
-        ttl_ms: Option<u64>,
-        idle_timeout_ms: Option<u64>,
-    ) -> Result<MachineRecord, EngineError> {
+    /// `unsupported` and `invalid_request` where it is to be paused and cannot be, or has no idle timeout; when the machine has
+    /// ended or the change could not be made durable.
+    pub async fn extend(&self, wish: LeaseChange) -> Result<MachineRecord, EngineError> {
         let (reply, answer) = oneshot::channel();
-        self.ask(Message::Extend { ttl_ms, idle_timeout_ms, reply }, answer).await
+        self.ask(Message::Extend { wish, reply }, answer).await
     }
 
     /// Puts the machine under another egress policy; connections made under the former one end. `off` is for ever.

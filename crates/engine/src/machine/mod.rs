@@ -20,7 +20,7 @@ pub mod processes;
 mod save;
 mod secrets;
 
-pub(crate) use actor::{Origin, World, assume_used, died, spawn};
+pub(crate) use actor::{LEASE_LOOK_MAX, Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
 pub(crate) use contexts::START_JOB;
 pub use contexts::{
@@ -30,7 +30,8 @@ pub use files::{
     DirEntry, DirPage, FileEvent, FileEventKind, FileEvents, FileKind, FileReader, FileStat, PathStat, Removed,
     TreeWritten, WriteOptions,
 };
-pub use handle::{MachineHandle, StopOutcome};
+pub(crate) use gate::Pass;
+pub use handle::{LeaseChange, MachineHandle, StopOutcome};
 pub use jobs::MachineJobs;
 pub(crate) use jobs::Shelf;
 pub use link::{HookRun, Reseeded};

@@ -94,8 +94,8 @@ impl Actor {
                 biased;
                 message = self.inbox.recv() => match message {
                     None | Some(Message::Detach) => return Begin::Leave(Finish::Detached),
-                    Some(Message::Extend { ttl_ms, idle_timeout_ms, reply }) => {
-                        let _ = reply.send(self.extend(ttl_ms, idle_timeout_ms).await);
+                    Some(Message::Extend { wish, reply }) => {
+                        let _ = reply.send(self.extend(wish).await);
                     }
                     Some(Message::SetEgress { reply, .. }) => {
                         let _ = reply.send(Err(not_running(self.record.state, None)));

@@ -123,8 +123,9 @@ impl Inner {
         let Some(content) = files.content.clone() else { return Ok(Origin::Root) };
         fits(template, &content, class)?;
         // Nobody removes it meanwhile.
-        let lock = self.lock(&holder(&content.snapshot));
-        let _held = lock.lock().await;
+        let guard = self.guard(&content.snapshot);
+        let _used = guard.used.read().await;
+        let _looked = guard.looked.lock().await;
         let (inner, snapshot) = (self.clone(), content.snapshot);
         let (manifest, parts, disk) = blocking(move || {
             let place = inner.places.snapshot(&snapshot);
@@ -150,8 +151,9 @@ impl Inner {
 
     /// Makes the snapshot `to` of all that `from` is made of.
     pub(super) async fn duplicate(self: &Arc<Self>, from: &SnapshotKey, to: &SnapshotKey) -> Result<(), DriverError> {
-        let lock = self.lock(&holder(from));
-        let _held = lock.lock().await;
+        let guard = self.guard(from);
+        let _used = guard.used.read().await;
+        let _looked = guard.looked.lock().await;
         let io = |e| DriverError::io("keeping a snapshot", e);
         let (inner, from, to) = (self.clone(), *from, *to);
         blocking(move || {

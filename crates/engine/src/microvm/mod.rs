@@ -135,6 +135,7 @@ pub(crate) struct Inner {
     /// Seats of machines that were found and not adopted yet.
     reserved: Mutex<HashMap<GenerationKey, Seat>>,
     locks: Mutex<HashMap<GenerationKey, Arc<tokio::sync::Mutex<()>>>>,
+    guards: Mutex<HashMap<SnapshotKey, Arc<SnapshotGuard>>>,
     pool: Arc<Pool>,
     disks: Disks,
     /// Digests of what snapshots are made of.
@@ -148,6 +149,15 @@ pub(crate) struct Inner {
     sweeper: Mutex<Option<tokio::task::AbortHandle>>,
     /// Held as long as this driver makes machines.
     _uids: Option<UidRange>,
+}
+
+/// Keeps a snapshot while it is used.
+#[derive(Default)]
+struct SnapshotGuard {
+    /// Shared by all who use it; whoever removes it has it alone.
+    used: tokio::sync::RwLock<()>,
+    /// Held while it is looked over: the next one finds the digests that this one has worked out.
+    looked: tokio::sync::Mutex<()>,
 }
 
 fn held<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -182,6 +192,19 @@ impl Inner {
         let mut locks = held(&self.locks);
         if locks.get(key).is_some_and(|l| Arc::strong_count(l) <= 2) {
             locks.remove(key);
+        }
+    }
+
+    /// What is held while a snapshot is used, or removed.
+    fn guard(&self, snapshot: &SnapshotKey) -> Arc<SnapshotGuard> {
+        held(&self.guards).entry(*snapshot).or_default().clone()
+    }
+
+    /// Lets go of a guard nobody else has.
+    fn forget_guard(&self, snapshot: &SnapshotKey) {
+        let mut guards = held(&self.guards);
+        if guards.get(snapshot).is_some_and(|g| Arc::strong_count(g) <= 2) {
+            guards.remove(snapshot);
         }
     }
 
@@ -320,6 +343,7 @@ impl MicroVm {
             machines: Mutex::default(),
             reserved: Mutex::new(reserved),
             locks: Mutex::default(),
+            guards: Mutex::default(),
             cool_after: config.cool_after,
             full_patience: config.full_patience,
             flattening: Mutex::default(),

@@ -130,11 +130,12 @@ impl Inner {
         order: &LaunchOrder,
         snapshot: &SnapshotKey,
     ) -> Result<Arc<Machine>, DriverError> {
-        // Nobody removes it meanwhile.
-        let lock = self.lock(&holder(snapshot));
-        let _held = lock.lock().await;
+        // Nobody removes it meanwhile; any number of machines are made from it at once.
+        let guard = self.guard(snapshot);
+        let _used = guard.used.read().await;
         let place = self.places.snapshot(snapshot);
         let (manifest, content) = {
+            let _looked = guard.looked.lock().await;
             let (inner, place) = (self.clone(), place.clone());
             blocking(move || {
                 let manifest = saved::read_manifest(&place)?;
@@ -147,7 +148,9 @@ impl Inner {
         if template != order.template || size != order.size {
             return Err(DriverError::Unsupported(format!("the snapshot is of a machine of {template} in size {size}")));
         }
-        let frozen = match &content.running {
+        // The guest's file systems were brought to disk before either kind was saved.
+        let running = content.running.filter(|_| !order.disk_only);
+        let frozen = match &running {
             Some(_) => self.frozen_kept((&manifest.frozen, &manifest.making), &template, size).await?,
             None => {
                 let kept = place.join(saved::ROOT);
@@ -165,7 +168,7 @@ impl Inner {
                 self.frozen_of(&files.await?, &template, size, GuestDisk::Later).await?
             }
         };
-        let (device, memory) = match content.running {
+        let (device, memory) = match running {
             Some((device, memory)) => (device, Some(memory)),
             None => (frozen.device(), None),
         };
@@ -175,9 +178,8 @@ impl Inner {
 
     /// Removes a snapshot.
     pub(super) async fn forget(self: &Arc<Self>, snapshot: &SnapshotKey) -> Result<(), DriverError> {
-        let key = holder(snapshot);
-        let lock = self.lock(&key);
-        let held = lock.lock().await;
+        let guard = self.guard(snapshot);
+        let alone = guard.used.write().await;
         let (place, gone) = (self.places.snapshot(snapshot), self.places.tmp.join(format!("forget-{snapshot}")));
         blocking(move || {
             match fs::rename(&place, &gone) {
@@ -189,9 +191,9 @@ impl Inner {
             folder::remove(&gone).map_err(io)
         })
         .await?;
-        self.disks.release(&key);
-        drop(held);
-        self.forget_lock(&key);
+        self.disks.release(&holder(snapshot));
+        drop(alone);
+        self.forget_guard(snapshot);
         Ok(())
     }
 }

@@ -9,12 +9,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainbrella_engine::driver::{Driver, Instance, LaunchOrder};
+use mainbrella_engine::driver::{Driver, EgressOrder, ForkOrder, Instance, LaunchOrder, SaveOrder};
 use mainbrella_engine::image::ImageStore;
 use mainbrella_engine::microvm::{AcceleratorChoice, MicroVm, MicroVmConfig, StoredImages};
 use mainbrella_guest_protocol::host::{GuestClient, LinkOptions, connect};
 use mainbrella_guest_protocol::proto::mainbrella::guest::v1 as pb;
-use mainbrella_types::{GenerationKey, SizeClass, TemplateName};
+use mainbrella_types::{GenerationKey, SizeClass, SnapshotKey, TemplateName};
 
 /// User ids of these tests; each driver below takes a range of its own, and so does each program that runs tests.
 pub static NEXT_UID: std::sync::LazyLock<std::sync::atomic::AtomicU32> =
@@ -82,7 +82,14 @@ pub fn template() -> TemplateName {
 
 pub fn order() -> LaunchOrder {
     let key = GenerationKey::new(uuid::Uuid::now_v7());
-    LaunchOrder { key, template: template(), size: SizeClass::Micro, egress: Default::default(), snapshot: None }
+    LaunchOrder {
+        key,
+        template: template(),
+        size: SizeClass::Micro,
+        egress: Default::default(),
+        snapshot: None,
+        disk_only: false,
+    }
 }
 
 pub async fn client(machine: &dyn Instance) -> GuestClient {
@@ -185,6 +192,47 @@ impl Drop for SmallDisk {
 
 /// Name of the variable that says what the service that is killed shall do.
 pub const KILLED: &str = "MAINBRELLA_TEST_KILLED";
+
+/// The service that [`kill_during`] starts and kills; nothing unless it is told what to do. It takes over the machine it is told of, says
+/// `now`, does what it is told and says `done`.
+pub async fn service_to_be_killed() {
+    let Ok(text) = std::env::var(KILLED) else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let [verb, key, uid, data] = words[..] else { panic!("{text}") };
+    let key: GenerationKey = key.parse().expect("a key");
+    let c = MicroVmConfig { uids: Some((uid.parse().expect("a number"), 100)), ..config(Path::new(data), 0) };
+    let driver = MicroVm::open(c, images()).await.expect("driver");
+    let egress = EgressOrder::default();
+    // A machine that is dropped is let go of, not ended; it is kept until the work is done.
+    let found = driver.adopt(&key, &egress).await.expect("adopt");
+    println!("\nnow");
+    match verb {
+        "pause" => drop(driver.pause(&key).await.expect("pause")),
+        "resume" => drop(driver.resume(&key, &egress).await.expect("resume")),
+        "fork" => {
+            let children = [(); 2].map(|()| ForkOrder { key: order().key, egress: egress.clone() });
+            drop(driver.fork(&key, &children).await.expect("fork"));
+        }
+        // Adopting it began that already.
+        "flatten" => tokio::time::sleep(Duration::from_secs(5)).await,
+        "workspace" | "full" => {
+            let snapshot = SnapshotKey::new(uuid::Uuid::now_v7());
+            let order = SaveOrder { snapshot, kind: verb.parse().expect("a kind") };
+            driver.save(&key, &order).await.expect("save").durable.await.expect("durable");
+        }
+        "restore" => {
+            let snapshot = driver.snapshots().await.expect("list")[0];
+            drop(driver.launch(&LaunchOrder { snapshot: Some(snapshot), ..order() }).await.expect("launch"));
+        }
+        "forget" => {
+            let snapshot = driver.snapshots().await.expect("list")[0];
+            driver.forget(&snapshot).await.expect("forget");
+        }
+        _ => panic!("{verb}"),
+    }
+    println!("\ndone");
+    drop(found);
+}
 
 /// Lets a service, which the test `the_service_that_is_killed` of the same program becomes, begin `verb` and kills it `ms` later.
 /// Says whether it was done by then.

@@ -41,27 +41,11 @@ impl Journal for MemoryJournal {
         if let Some(state) = change.state {
             assert!(record.state.may_become(state), "{} -> {state} is not a move", record.state);
             self.history.lock().expect("whole").push((*key, state));
-            record.state = state;
         }
-        if change.ending.is_some() {
-            record.ending = change.ending;
+        if let Some(policy) = &change.egress {
+            assert!(record.spec.egress.may_become(policy), "off stays off");
         }
-        if let Some(t) = change.hard_deadline {
-            record.lease.hard_deadline = t;
-        }
-        if change.idle_timeout_ms.is_some() {
-            record.lease.idle_timeout_ms = change.idle_timeout_ms;
-        }
-        if let Some(t) = change.last_activity {
-            record.lease.touch(t);
-        }
-        if let Some(policy) = change.egress {
-            assert!(record.spec.egress.may_become(&policy), "off stays off");
-            record.spec.egress = policy;
-        }
-        record.running_at = record.running_at.or(change.running_at);
-        record.ended_at = record.ended_at.or(change.ended_at);
-        record.revision += 1;
+        *record = change.applied_to(record.clone());
         Ok(record.clone())
     }
 

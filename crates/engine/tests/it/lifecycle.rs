@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mainbrella_engine::{CommandEnding, ExitReport, StopOutcome};
+use mainbrella_engine::{CommandEnding, ExitReport, LeaseChange, StopOutcome};
 use mainbrella_types::{ErrorCode, FailureKind, MachineState};
 
 use crate::{Bench, order};
@@ -125,9 +125,10 @@ async fn the_hard_lease_ends_a_machine_however_busy_and_an_extension_moves_it() 
     let bench = Bench::new();
     let machine = bench.engine.create(bench.intent("small", 60_000, None)).await.expect("made");
     tokio::time::sleep(Duration::from_secs(50)).await;
-    let record = machine.extend(Some(60_000), None).await.expect("extended");
+    let record =
+        machine.extend(LeaseChange { ttl_ms: Some(60_000), ..LeaseChange::default() }).await.expect("extended");
     let later = record.lease.hard_deadline;
-    let same = machine.extend(Some(10_000), None).await.expect("extended");
+    let same = machine.extend(LeaseChange { ttl_ms: Some(10_000), ..LeaseChange::default() }).await.expect("extended");
     assert_eq!(same.lease.hard_deadline, later, "an extension never shortens");
     let user = machine.clone();
     let mut long = order("hang");

@@ -10,6 +10,7 @@ mod journal;
 mod lifecycle;
 mod pause;
 mod ports;
+mod readers;
 mod recovery;
 mod save;
 mod snapshots;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mainbrella_engine::fake::FakeDriver;
-use mainbrella_engine::{CommandEnding, EngineError, MachineHandle, StopOutcome};
+use mainbrella_engine::{CommandEnding, EngineError, LeaseChange, MachineHandle, StopOutcome};
 use mainbrella_types::{ErrorCode, FailureKind, MachineState};
 
 use crate::{Bench, job, order};
@@ -100,7 +100,7 @@ async fn a_paused_machine_is_never_idle_and_ends_with_its_hard_lease() {
     machine.pause().await.expect("paused");
     tokio::time::sleep(Duration::from_secs(500)).await;
     assert_eq!(machine.record().state, MachineState::Paused);
-    machine.extend(Some(700_000), None).await.expect("extended");
+    machine.extend(LeaseChange { ttl_ms: Some(700_000), ..LeaseChange::default() }).await.expect("extended");
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert_eq!(machine.record().state, MachineState::Paused, "it was given more time");
     tokio::time::sleep(Duration::from_secs(600)).await;

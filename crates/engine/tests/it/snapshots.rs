@@ -16,7 +16,14 @@ fn key() -> GenerationKey {
 async fn launched(driver: &FakeDriver) -> (GenerationKey, Box<dyn Instance>) {
     let key = key();
     let template = "python".parse().expect("valid");
-    let order = LaunchOrder { key, template, size: SizeClass::Small, egress: EgressOrder::default(), snapshot: None };
+    let order = LaunchOrder {
+        key,
+        template,
+        size: SizeClass::Small,
+        egress: EgressOrder::default(),
+        snapshot: None,
+        disk_only: false,
+    };
     (key, driver.launch(&order).await.expect("launch"))
 }
 

@@ -218,15 +218,7 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
         Some(seconds) => Some(seconds.saturating_mul(1000)),
         None => default_idle.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
     };
-    let on_idle = body.on_idle.into();
-    let auto_resume = body.auto_resume.unwrap_or(on_idle == OnIdle::Pause);
-    if (on_idle == OnIdle::Pause || auto_resume) && !report.memory_snapshot {
-        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot pause machines.")
-            .hint("`persistence.autoPause` of `/v1/capabilities` says whether a host can."));
-    }
-    if on_idle == OnIdle::Pause && idle_ms.is_none() {
-        return Err(ApiError::invalid("onIdle pause needs an idle timeout: give idleTimeoutSeconds, too."));
-    }
+    let (on_idle, auto_resume) = when_idle(state, body.on_idle.into(), body.auto_resume, idle_ms)?;
     let spec = MachineSpec {
         template: body.catalog_id.parse()?,
         size: body.size.parse()?,
@@ -240,6 +232,24 @@ fn spec(state: &AppState, body: CreateMachine) -> ApiResult<(Option<MachineId>, 
     };
     checked(state, &spec)?;
     Ok((slot, spec))
+}
+
+/// What becomes of a machine that nobody uses, and whether it comes back by itself.
+pub(super) fn when_idle(
+    state: &AppState,
+    on_idle: OnIdle,
+    auto_resume: Option<bool>,
+    idle_ms: Option<u64>,
+) -> ApiResult<(OnIdle, bool)> {
+    let auto_resume = auto_resume.unwrap_or(on_idle == OnIdle::Pause);
+    if (on_idle == OnIdle::Pause || auto_resume) && !state.engine.report().memory_snapshot {
+        return Err(ApiError::new(ErrorCode::Unsupported, "This host cannot pause machines.")
+            .hint("`persistence.autoPause` of `/v1/capabilities` says whether a host can."));
+    }
+    if on_idle == OnIdle::Pause && idle_ms.is_none() {
+        return Err(ApiError::invalid("onIdle pause needs an idle timeout: give idleTimeoutSeconds, too."));
+    }
+    Ok((on_idle, auto_resume))
 }
 
 /// Refuses what is out of bounds, and a policy that this host cannot enforce.

@@ -2,6 +2,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mainbrella_api::{ExtendMachine, Machine};
+use mainbrella_engine::LeaseChange;
 use mainbrella_types::machine::{check_idle, check_ttl};
 
 use crate::auth::Permit;
@@ -12,7 +13,8 @@ use crate::{convert, fence};
 
 /// Extend a lease
 ///
-/// Moves the hard deadline to `ttlSeconds` from now where that is later, and sets the idle timeout. Never shortens the hard lease.
+/// Moves the hard deadline to `ttlSeconds` from now where that is later, sets the idle timeout, and what becomes of the machine when
+/// that is over. Never shortens the hard lease.
 #[utoipa::path(post, path = "/v1/machines/{id}/extend", tag = "machines", operation_id = "extendMachine",
     params(("id" = String, Path, description = "The slot."),
            ("createdAt" = String, Query, description = "The generation that is meant.")),
@@ -27,14 +29,18 @@ pub(crate) async fn extend(
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
     query.finish()?;
-    let ttl_ms = body.ttl_seconds.map(|s| s.saturating_mul(1000));
-    let idle_ms = body.idle_timeout_seconds.map(|s| s.saturating_mul(1000));
-    if ttl_ms.is_none() && idle_ms.is_none() {
-        return Err(ApiError::invalid("ttlSeconds or idleTimeoutSeconds must be given."));
+    let wish = LeaseChange {
+        ttl_ms: body.ttl_seconds.map(|s| s.saturating_mul(1000)),
+        idle_timeout_ms: body.idle_timeout_seconds.map(|s| s.saturating_mul(1000)),
+        on_idle: body.on_idle.map(Into::into),
+        auto_resume: body.auto_resume,
+    };
+    if wish == LeaseChange::default() {
+        return Err(ApiError::invalid("One of ttlSeconds, idleTimeoutSeconds, onIdle and autoResume must be given."));
     }
-    ttl_ms.map_or(Ok(()), check_ttl)?;
-    idle_ms.map_or(Ok(()), check_idle)?;
+    wish.ttl_ms.map_or(Ok(()), check_ttl)?;
+    wish.idle_timeout_ms.map_or(Ok(()), check_idle)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let record = handle.extend(ttl_ms, idle_ms).await?;
+    let record = handle.extend(wish).await?;
     json(StatusCode::OK, &convert::machine(&record, &state.traits()))
 }

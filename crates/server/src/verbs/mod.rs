@@ -96,6 +96,11 @@ pub(crate) fn described() -> OpenApiRouter<AppState> {
         .routes(routes!(snapshots::list::list))
         .routes(routes!(snapshots::get::get, snapshots::update::update, snapshots::delete::delete))
         .routes(routes!(snapshots::restore::restore))
+        .routes(routes!(snapshots::files::list::list))
+        .routes(routes!(snapshots::files::stat::stat))
+        .routes(routes!(snapshots::files::read::read))
+        .routes(routes!(snapshots::files::read_tree::read_tree))
+        .routes(routes!(snapshots::files::read_workspace::read_workspace))
         .routes(routes!(keys::create, keys::list))
         .routes(routes!(keys::revoke))
 }

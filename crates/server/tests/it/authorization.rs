@@ -110,14 +110,15 @@ fn request_on(
         uri.push_str(&format!("?createdAt={}", machine.created_at));
     }
     if o.path.contains("/files/") && matches!(o.method, Method::GET | Method::PUT) {
-        let tree = matches!(o.id.as_str(), "downloadTree" | "uploadTree");
-        let dir = matches!(o.id.as_str(), "listFiles" | "watchFiles");
+        let tree = matches!(o.id.as_str(), "downloadTree" | "downloadSnapshotTree" | "uploadTree");
+        let dir = matches!(o.id.as_str(), "listFiles" | "listSnapshotFiles" | "watchFiles");
+        uri.push(if uri.contains('?') { '&' } else { '?' });
         uri.push_str(if tree {
-            "&path=/tree"
+            "path=/tree"
         } else if dir {
-            "&path=/tmp"
+            "path=/tmp"
         } else {
-            "&path=/tmp/f"
+            "path=/tmp/f"
         });
     }
     if o.id == "explainEgress" {
@@ -226,6 +227,11 @@ async fn a_user_key_does_everything_but_what_is_listed_as_admin() {
     machine.context = context["id"].as_str().unwrap().to_owned();
     let preview = s.post(&machine.path("/previews"), json!({"port": 3000})).await.ok();
     machine.preview = preview["id"].as_str().unwrap().to_owned();
+    let file = format!("{}&path=/tmp/f&createParents=true", machine.path("/files/content"));
+    let tree = format!("{}&path=/tree", machine.path("/files/tree"));
+    for put in [file, tree, machine.path("/workspace")] {
+        assert!(s.put(&put, "data").await.status.is_success(), "{put}");
+    }
     machine.snapshot = s.post(&machine.path("/snapshots"), json!({"name": "n", "kind": "full"})).await.ok()["id"]
         .as_str()
         .unwrap()

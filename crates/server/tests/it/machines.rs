@@ -6,6 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::Method;
 use mainbrella_engine::ExitReport;
+use mainbrella_engine::fake::FakeDriver;
 use serde_json::{Value, json};
 
 async fn slot(s: &Service, name: &str) -> Machine {
@@ -119,6 +120,34 @@ async fn a_machine_whose_vmm_died_is_failed_with_the_reason_and_never_replaced()
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     panic!("never failed");
+}
+
+#[tokio::test]
+async fn extend_says_what_becomes_of_an_unused_machine() {
+    let s = Service::start().await;
+    let made = s.post("/v1/machines", json!({"catalogId": "python", "persistent": true})).await.ok();
+    let m = Machine::of(&made);
+    let at = m.path("/extend");
+    assert_eq!(s.post(&at, json!({"onIdle": "pause"})).await.code(), "invalid_request", "it has no idle timeout");
+    let of = async |body: Value| {
+        let now = s.post(&at, body).await.ok();
+        assert_eq!(s.get(&m.path("")).await.ok()["onIdle"], now["onIdle"], "on record");
+        (now["onIdle"].clone(), now["autoResume"].clone())
+    };
+    let (stop, pause) = (json!("stop"), json!("pause"));
+    assert_eq!(of(json!({"autoResume": true})).await, (stop.clone(), json!(true)));
+    assert_eq!(of(json!({"autoResume": false})).await, (stop.clone(), json!(false)));
+    let whole = json!({"onIdle": "pause", "idleTimeoutSeconds": 60});
+    assert_eq!(of(whole).await, (pause.clone(), json!(true)));
+    assert_eq!(of(json!({"ttlSeconds": 60})).await, (pause.clone(), json!(true)), "what is not said stays");
+    assert_eq!(of(json!({"onIdle": "pause", "autoResume": false})).await, (pause, json!(false)));
+    assert_eq!(of(json!({"onIdle": "stop"})).await, (stop, json!(false)));
+
+    let cannot = Service::with(FakeDriver::default().without_snapshots(), |_| {}).await;
+    let m = cannot.machine().await;
+    for body in [json!({"onIdle": "pause", "idleTimeoutSeconds": 60}), json!({"autoResume": true})] {
+        assert_eq!(cannot.post(&m.path("/extend"), body).await.code(), "unsupported");
+    }
 }
 
 #[tokio::test]

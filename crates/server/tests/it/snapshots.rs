@@ -398,3 +398,87 @@ async fn a_workspace_is_exported_and_imported_packed_or_not() {
     assert!(s.put(&at, packed[..100].to_vec()).await.error().message.contains("gzip"));
     assert_eq!(s.get(&m.path("/workspace").replace('?', "?path=%2Fetc&")).await.code(), "invalid_request");
 }
+
+#[tokio::test]
+async fn what_was_saved_is_read_without_a_machine_and_never_written() {
+    let s = Service::with(FakeDriver::default(), |c| c.max_machines_per_project = 1).await;
+    let m = s.machine().await;
+    let data: Vec<u8> = (0..300_000u32).map(|n| (n % 251) as u8).collect();
+    let path = format!("{}&path=/srv/deep/data&createParents=true&mode=0640", m.path("/files/content"));
+    assert!(s.put(&path, data.clone()).await.status.is_success());
+    assert!(s.put(&m.path("/workspace"), data.clone()).await.status.is_success());
+    let files = s.saved(&m).await;
+    let full = id(&s.post(&m.path("/snapshots"), json!({"name": "all", "kind": "full"})).await.ok());
+    for saved in [&files, &full] {
+        let at = format!("/v1/snapshots/{saved}");
+        let get = async |what: &str| s.get(&format!("{at}/{what}")).await;
+        let listed = get("files/list?path=/srv").await.ok();
+        assert_eq!((&listed["entries"][0]["path"], &listed["nextOffset"]), (&json!("/srv/deep"), &json!(null)));
+        let stat = get("files/stat?path=/srv/deep/data").await.ok();
+        assert_eq!((&stat["size"], &stat["mode"]), (&json!(data.len()), &json!("0640")));
+        let content = get("files/content?path=/srv/deep/data").await;
+        assert!(content.body == data && content.headers["x-mainbrella-mode"] == "0640");
+        assert_eq!(get("files/content?path=/srv/deep/data&offset=2&length=3").await.body, data[2..5]);
+        let tree = get("files/tree?path=/workspace").await;
+        assert_eq!((tree.status.as_u16(), &tree.headers["content-type"]), (200, &"application/x-tar".parse().unwrap()));
+        assert_eq!(tree.body, data);
+        let packed = get("workspace").await;
+        assert!(packed.status == 200 && packed.body.starts_with(&[0x1f, 0x8b]));
+        assert_eq!(get("files/stat?path=/none").await.code(), "file_not_found");
+        assert_eq!(get("files/list?path=relative").await.code(), "invalid_request");
+        assert_eq!(get("files/list").await.code(), "invalid_request");
+        assert_eq!(get("files/content?path=/a&createdAt=2026-01-01T00:00:00Z").await.code(), "invalid_request");
+        for write in ["files/content?path=/workspace/new", "files/tree?path=/workspace", "workspace"] {
+            assert_eq!(s.put(&format!("{at}/{write}"), "x").await.status, 405, "{write}");
+        }
+    }
+    // The machine and one for each of the two; whoever lists or counts machines sees the first alone.
+    assert_eq!((s.driver.alive(), s.state.engine.living()), (3, 1));
+    assert_eq!(s.get("/v1/machines").await.ok()["machines"].as_array().unwrap().len(), 1);
+    assert!(s.post(&m.path("/stop"), json!({})).await.status.is_success());
+    assert_eq!(s.post("/v1/machines", json!({"catalogId": "python"})).await.status, 201);
+    assert_eq!(s.delete(&format!("/v1/snapshots/{full}")).await.status, 204);
+    assert_eq!(s.driver.alive(), 2, "what read it is gone");
+    let gone = s.get(&format!("/v1/snapshots/{full}/files/list?path=/")).await;
+    assert_eq!(gone.code(), "not_found");
+    s.driver.damage(&files.parse().unwrap());
+    let damaged = s.get(&format!("/v1/snapshots/{files}/files/list?path=/")).await;
+    assert_eq!(damaged.code(), "snapshot_damaged", "even while a machine still has it");
+}
+
+#[tokio::test]
+async fn only_so_many_are_read_at_once() {
+    let s = Service::start().await;
+    let m = s.machine().await;
+    let mut held = Vec::new();
+    for _ in 0..mainbrella_types::limits::SNAPSHOT_READERS_MAX {
+        let key: SnapshotKey = s.saved(&m).await.parse().unwrap();
+        let order =
+            mainbrella_engine::ReadOrder { snapshot: key, template: "python".parse().unwrap(), size: SizeClass::Small };
+        held.push(s.state.engine.read_snapshot(&order).await.unwrap());
+    }
+    let one_more = format!("/v1/snapshots/{}/files/list?path=/", s.saved(&m).await);
+    let refused = s.get(&one_more).await.error();
+    assert!(refused.code == "overloaded" && refused.hint.contains("in a minute"), "{refused:?}");
+    held.pop();
+    assert_eq!(s.get(&one_more).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_machine_from_a_snapshot_pauses_when_unused_where_that_is_asked_for() {
+    let s = Service::start().await;
+    let m = s.machine().await;
+    let at = format!("/v1/snapshots/{}/restore", s.saved(&m).await);
+    let of = async |body: Value| {
+        let made = s.post(&at, body).await.ok();
+        (made["onIdle"].clone(), made["autoResume"].clone())
+    };
+    let (stop, pause) = (json!("stop"), json!("pause"));
+    assert_eq!(of(json!({})).await, (stop, json!(false)));
+    assert_eq!(of(json!({"onIdle": "pause", "idleTimeoutSeconds": 60})).await, (pause.clone(), json!(true)));
+    let never = json!({"onIdle": "pause", "idleTimeoutSeconds": 60, "autoResume": false});
+    assert_eq!(of(never).await, (pause, json!(false)));
+    let unbounded = json!({"onIdle": "pause", "persistent": true});
+    assert_eq!(s.post(&at, unbounded).await.code(), "invalid_request");
+    assert_eq!(s.post(&at, json!({"onIdle": "sleep"})).await.code(), "invalid_request");
+}

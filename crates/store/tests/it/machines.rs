@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::common::*;
 use mainbrella_store::{Applied, BeginCreate, MachineChange, Refusal, Store, StoreError};
 use mainbrella_types::limits::{FINISHED_RETENTION_MS, IDEMPOTENCY_RETENTION_MS};
-use mainbrella_types::{MachineRecord, MachineState, Millis};
+use mainbrella_types::{MachineRecord, MachineState, Millis, OnIdle};
 
 const DAY: i64 = 24 * 3600 * 1000;
 
@@ -221,6 +221,8 @@ async fn a_lease_is_never_shortened() {
             hard_deadline: Some(Millis(NOW + 9_000_000)),
             last_activity: Some(Millis(NOW + 10)),
             idle_timeout_ms: Some(7_000),
+            on_idle: Some(OnIdle::Pause),
+            auto_resume: Some(true),
             running_at: Some(Millis(NOW + 99)),
             ..MachineChange::default()
         };
@@ -228,6 +230,7 @@ async fn a_lease_is_never_shortened() {
         assert_eq!(extended.lease.hard_deadline, Millis(NOW + 9_000_000));
         assert_eq!(extended.lease.last_activity, Millis(NOW + 10));
         assert_eq!(extended.lease.idle_timeout_ms, Some(7_000));
+        assert_eq!((extended.spec.on_idle, extended.spec.auto_resume), (OnIdle::Pause, true));
         assert_eq!(extended.running_at, Some(Millis(NOW + 9)), "the first answer stays the first");
         assert_eq!(db.store.machine_by_key(&made.key).await.expect("read"), Some(extended));
         db.remove().await;

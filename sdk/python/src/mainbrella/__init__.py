@@ -12,24 +12,24 @@ from ._async.client import AsyncMainbrella
 from ._async.commands import AsyncCommands
 from ._async.contexts import AsyncCodeContext, AsyncCodeStream
 from ._async.egress import AsyncEgress
-from ._async.files import AsyncFiles, AsyncRemoteFile
+from ._async.files import AsyncFiles, AsyncReadFiles, AsyncRemoteFile
 from ._async.jobs import AsyncEventStream, AsyncJob, AsyncJobInput, AsyncRunResult
 from ._async.previews import AsyncPreviews
 from ._async.sandbox import AsyncSandbox
 from ._async.secrets import AsyncSecrets
-from ._async.snapshots import AsyncSnapshots
+from ._async.snapshots import AsyncSnapshotFiles, AsyncSnapshots
 from ._async.templates import AsyncBuilds, AsyncTemplates
 from ._async.watch import AsyncFileWatch
 from ._sync.client import Mainbrella
 from ._sync.commands import Commands
 from ._sync.contexts import CodeContext, CodeStream
 from ._sync.egress import Egress
-from ._sync.files import Files, RemoteFile
+from ._sync.files import Files, ReadFiles, RemoteFile
 from ._sync.jobs import EventStream, Job, JobInput, RunResult
 from ._sync.previews import Previews
 from ._sync.sandbox import Sandbox
 from ._sync.secrets import Secrets
-from ._sync.snapshots import Snapshots
+from ._sync.snapshots import SnapshotFiles, Snapshots
 from ._sync.templates import Builds, Templates
 from ._sync.watch import FileWatch
 from ._version import __version__
@@ -127,10 +127,12 @@ __all__ = [
     "AsyncJobInput",
     "AsyncMainbrella",
     "AsyncPreviews",
+    "AsyncReadFiles",
     "AsyncRemoteFile",
     "AsyncRunResult",
     "AsyncSandbox",
     "AsyncSecrets",
+    "AsyncSnapshotFiles",
     "AsyncSnapshots",
     "AsyncTemplates",
     "AuthenticationError",
@@ -217,6 +219,7 @@ __all__ = [
     "RateLimitedError",
     "RecordedOutput",
     "RedirectRefusedError",
+    "ReadFiles",
     "RemoteFile",
     "ResolvedAddress",
     "RunResult",
@@ -232,6 +235,7 @@ __all__ = [
     "SnapshotDamagedError",
     "SnapshotLimitError",
     "SnapshotMismatchError",
+    "SnapshotFiles",
     "Snapshots",
     "StopResult",
     "TemplateInUseError",

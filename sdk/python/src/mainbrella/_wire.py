@@ -87,6 +87,13 @@ def check_key(key: str | None) -> str:
     return key
 
 
+def check_on_idle(value: str) -> str:
+    """What becomes of a machine that nobody uses."""
+    if value not in ("stop", "pause"):
+        raise ConfigurationError('on_idle must be "stop" or "pause".')
+    return value
+
+
 def json_bytes(data: Mapping[str, Any]) -> bytes:
     """A JSON body. Text that is not valid Unicode is refused here."""
     try:

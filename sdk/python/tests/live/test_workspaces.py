@@ -79,6 +79,30 @@ class Workspaces(unittest.TestCase):
                     self.client.workspaces.delete(saved["id"])
             self.assertEqual(sandbox.files.read("/workspace/a"), b"changed")
 
+    def test_files_of_a_snapshot_are_read_without_a_machine(self) -> None:
+        data = os.urandom(300_000)
+        with self.client.create(ttl_seconds=900, internet=False) as sandbox:
+            sandbox.files.write("/workspace/deep/data.bin", data)
+            sandbox.files.write("/workspace/text", "é")
+            saved = sandbox.save_workspace("to read", stop=True)
+        try:
+            before = {machine.id for machine in self.client.list()}
+            files = self.client.workspaces.files(saved["id"])
+            self.assertEqual(files.read("/workspace/deep/data.bin"), data)
+            self.assertEqual(files.read("/workspace/deep/data.bin", offset=5, length=7), data[5:12])
+            self.assertEqual(files.read_text("/workspace/text"), "é")
+            self.assertEqual([e["name"] for e in files.list("/workspace/deep")["entries"]], ["data.bin"])
+            self.assertEqual(files.stat("/workspace/deep/data.bin")["size"], len(data))
+            with tempfile.TemporaryDirectory() as folder:
+                files.download_tree("/workspace/deep", folder)
+                self.assertEqual(Path(folder, "data.bin").read_bytes(), data)
+            self.assertEqual(contents(files.export_workspace())["deep/data.bin"], data)
+            self.assertEqual({machine.id for machine in self.client.list()}, before)
+        finally:
+            self.client.workspaces.delete(saved["id"])
+        with self.assertRaises(NotFoundError):
+            self.client.workspaces.files(saved["id"]).list("/")
+
     def test_processes_come_back_from_a_full_snapshot(self) -> None:
         with self.client.create(ttl_seconds=900) as sandbox:
             job = sandbox.commands.start("i=0; while true; do i=$((i+1)); echo $i; sleep 0.2; done")

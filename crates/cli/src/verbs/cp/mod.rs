@@ -15,14 +15,14 @@ use std::pin::Pin;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use mainbrella_client::{ClientError, Download, Upload, WriteOptions};
+use mainbrella_client::{Client, ClientError, Download, Upload, WriteOptions};
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_util::io::ReaderStream;
 
-use crate::context::Context;
+use crate::context::{Context, Files};
 use crate::failure::{Exit, Failure};
-use crate::values::{MachineArg, Place, mode};
+use crate::values::{self, MachineArg, Place, mode};
 
 pub use workspace::{ExportArgs, ImportArgs, export, import};
 
@@ -30,7 +30,7 @@ const PIECE: usize = 256 * 1024;
 
 /// Copy a file, or with -r a directory, into a machine or out of it
 ///
-/// One of FROM and TO is in a machine: ID:/path or ID@CREATED_AT:/path. `-` is standard input or output. When TO ends
+/// One of FROM and TO is in a machine: ID:/path or ID@CREATED_AT:/path; FROM may be in a snapshot, too: snapshot:ID:/path. `-` is standard input or output. When TO ends
 /// with `/`, or is a directory here, the copy keeps its name. A local name with `:/` in it is written with `./` in front.
 /// With -r links are copied as links, and `-` is a tar archive.
 #[derive(Debug, clap::Args)]
@@ -62,20 +62,31 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let copy = Copy { context, mode: args.mode, no_clobber: args.no_clobber, quiet: args.quiet };
     let work = async {
         match (from, to) {
-            (Place::Remote(machine, path), to @ (Place::Local(_) | Place::Stdio)) if args.recursive => {
-                copy.download_tree(&machine, &path, to).await
+            (from @ (Place::Remote(..) | Place::Saved(..)), to @ (Place::Local(_) | Place::Stdio)) => {
+                let (source, path) = match from {
+                    Place::Remote(machine, path) => (values::Source::Machine(machine), path),
+                    Place::Saved(id, path) => (values::Source::Snapshot(id), path),
+                    Place::Local(_) | Place::Stdio => return Ok(()),
+                };
+                let client = context.client()?;
+                let files = context.source(&client, &source).await?;
+                match args.recursive {
+                    true => copy.download_tree(&client, &files, &path, to).await,
+                    false => copy.download(&client, &files, &path, to).await,
+                }
             }
+            (_, Place::Saved(..)) => Err(Failure::usage("nothing is written into a snapshot")
+                .hint("`mainbrella restore` starts a machine from it; what is changed there can be saved again.")),
             (from @ (Place::Local(_) | Place::Stdio), Place::Remote(machine, path)) if args.recursive => {
                 copy.upload_tree(from, &machine, path).await
-            }
-            (Place::Remote(machine, path), to @ (Place::Local(_) | Place::Stdio)) => {
-                copy.download(&machine, &path, to).await
             }
             (from @ (Place::Local(_) | Place::Stdio), Place::Remote(machine, path)) => {
                 copy.upload(from, &machine, path).await
             }
-            (Place::Remote(..), Place::Remote(..)) => Err(Failure::usage("both ends are in machines")
-                .hint("Copy through standard output: mainbrella cp A:/x - | mainbrella cp - B:/x")),
+            (Place::Remote(..) | Place::Saved(..), Place::Remote(..)) => {
+                Err(Failure::usage("both ends are in machines")
+                    .hint("Copy through standard output: mainbrella cp A:/x - | mainbrella cp - B:/x"))
+            }
             _ => Err(Failure::usage("neither end is in a machine").hint("Write ID:/path for the end that is.")),
         }
     };
@@ -139,7 +150,7 @@ impl<'a> Copy<'a> {
         self.report(written.size, &format!("{}:{path}", machine.id))
     }
 
-    async fn download(&self, machine: &MachineArg, path: &str, to: Place) -> Result<(), Failure> {
+    async fn download(&self, client: &Client, files: &Files, path: &str, to: Place) -> Result<(), Failure> {
         let target = match to {
             Place::Local(local) => Some(self.local_target(&local, path)?),
             _ => {
@@ -149,9 +160,7 @@ impl<'a> Copy<'a> {
                 None
             }
         };
-        let client = self.context.client()?;
-        let machine = self.context.resolve(&client, machine).await?;
-        let download = client.read_file(&machine, path, None, None).await?;
+        let download = client.read_file(files.of(), path, None, None).await?;
         let Some(target) = target else {
             let bar = self.bar(download.length.or(download.size));
             let done = pour(download, &mut standard(&io::stdout())?, &bar, "writing to standard output").await;

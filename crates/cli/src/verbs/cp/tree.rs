@@ -10,12 +10,13 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use indicatif::ProgressBar;
 use mainbrella_client::api::FileType;
-use mainbrella_client::{ClientError, Download, Upload};
+use mainbrella_client::{Client, ClientError, Download, Upload};
 use mainbrella_tree::{Owners, PackOptions, Packer, TreeError, UnpackOptions, Unpacked, Unpacker};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::ReaderStream;
 
 use super::{Copy, PIECE, pour, standard};
+use crate::context::Files;
 use crate::failure::{Exit, Failure};
 use crate::values::{MachineArg, Place};
 
@@ -84,12 +85,15 @@ impl Copy<'_> {
         self.report_tree(written.entries, written.bytes, &format!("{}:{path}", machine.id))
     }
 
-    pub(super) async fn download_tree(&self, machine: &MachineArg, path: &str, to: Place) -> Result<(), Failure> {
-        let client = self.context.client()?;
-        let named = self.context.resolve(&client, machine).await?;
-        if client.stat_file(&named, path, true).await?.r#type != FileType::Directory {
-            let exactly = MachineArg { id: named.id.clone(), created_at: Some(named.created_at.clone()) };
-            return self.download(&exactly, path, to).await;
+    pub(super) async fn download_tree(
+        &self,
+        client: &Client,
+        files: &Files,
+        path: &str,
+        to: Place,
+    ) -> Result<(), Failure> {
+        if client.stat_file(files.of(), path, true).await?.r#type != FileType::Directory {
+            return self.download(client, files, path, to).await;
         }
         let target = match to {
             Place::Local(local) => tree_target(&local, path)?,
@@ -97,7 +101,7 @@ impl Copy<'_> {
                 return Err(Failure::usage("--json and the archive would mix on standard output"));
             }
             _ => {
-                let download = client.download_tree(&named, path).await?;
+                let download = client.download_tree(files.of(), path).await?;
                 let bar = self.bar(None);
                 let done = pour(download, &mut standard(&io::stdout())?, &bar, "writing to standard output").await;
                 bar.finish_and_clear();
@@ -113,7 +117,7 @@ impl Copy<'_> {
                 return Err(Failure::usage(format!("{} is not a directory", target.display())));
             }
         }
-        let download = client.download_tree(&named, path).await?;
+        let download = client.download_tree(files.of(), path).await?;
         let bar = self.bar(None);
         let done = if target.is_dir() {
             let root = open(&target).map_err(|e| Failure::io(&what, &e))?;

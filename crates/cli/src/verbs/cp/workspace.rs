@@ -11,16 +11,16 @@ use tokio_util::io::ReaderStream;
 use super::{Copy, PIECE, open_source, pour, standard};
 use crate::context::Context;
 use crate::failure::{Exit, Failure};
-use crate::values::MachineArg;
+use crate::values::{MachineArg, Source};
 
-/// Copy the workspace of a machine into an archive
+/// Copy the workspace of a machine or a snapshot into an archive
 ///
 /// What is in /workspace, as tar packed with gzip.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// The machine
-    #[arg(value_name = "ID[@CREATED_AT]")]
-    machine: MachineArg,
+    /// The machine, ID or ID@CREATED_AT; or a snapshot, snapshot:ID
+    #[arg(value_name = "SOURCE")]
+    source: Source,
     /// The archive; `-` is standard output
     #[arg(value_name = "FILE")]
     file: PathBuf,
@@ -70,8 +70,8 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<u8, Failure> 
             return Err(Failure::new(Exit::Conflict, "file_exists", format!("{} exists", args.file.display())));
         }
         let client = context.client()?;
-        let machine = context.resolve(&client, &args.machine).await?;
-        let download = client.export_workspace(&machine).await?;
+        let files = context.source(&client, &args.source).await?;
+        let download = client.export_workspace(files.of()).await?;
         if args.file == Path::new("-") {
             let bar = copy.bar(None);
             let done = pour(download, &mut standard(&io::stdout())?, &bar, "writing to standard output").await;

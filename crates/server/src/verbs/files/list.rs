@@ -2,6 +2,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mainbrella_api::FileList;
+use mainbrella_engine::MachineHandle;
 use mainbrella_types::limits;
 
 use super::{entry, lossy, path_of};
@@ -29,14 +30,33 @@ pub(crate) async fn list(
     mut query: Query,
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
-    let path = path_of(&mut query)?;
-    let offset = query.parsed::<u64>("offset", "a whole number")?.unwrap_or(0);
-    let limit = query.parsed::<u32>("limit", "1 to 1000")?.unwrap_or(limits::LIST_LIMIT_DEFAULT);
-    query.finish()?;
+    let asked = Asked::of(query)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let page = permit.while_valid(async { Ok(handle.list_dir(path.as_bytes(), offset, limit).await?) }).await?;
-    let above = path.trim_end_matches('/');
-    let entries = page.entries.into_iter().map(|e| entry(format!("{above}/{}", lossy(&e.name)), &e.name, e.stat));
-    let next_offset = page.more.then_some(offset + u64::from(limit));
-    json(StatusCode::OK, &FileList { entries: entries.collect(), next_offset })
+    asked.answer(&handle, &permit).await
+}
+
+/// Which entries are asked for.
+pub(crate) struct Asked {
+    path: String,
+    offset: u64,
+    limit: u32,
+}
+
+impl Asked {
+    pub(crate) fn of(mut query: Query) -> ApiResult<Self> {
+        let path = path_of(&mut query)?;
+        let offset = query.parsed::<u64>("offset", "a whole number")?.unwrap_or(0);
+        let limit = query.parsed::<u32>("limit", "1 to 1000")?.unwrap_or(limits::LIST_LIMIT_DEFAULT);
+        query.finish()?;
+        Ok(Self { path, offset, limit })
+    }
+
+    pub(crate) async fn answer(self, machine: &MachineHandle, permit: &Permit) -> ApiResult<Response> {
+        let Self { path, offset, limit } = self;
+        let page = permit.while_valid(async { Ok(machine.list_dir(path.as_bytes(), offset, limit).await?) }).await?;
+        let above = path.trim_end_matches('/');
+        let entries = page.entries.into_iter().map(|e| entry(format!("{above}/{}", lossy(&e.name)), &e.name, e.stat));
+        let next_offset = page.more.then_some(offset + u64::from(limit));
+        json(StatusCode::OK, &FileList { entries: entries.collect(), next_offset })
+    }
 }

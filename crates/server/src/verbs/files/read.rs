@@ -1,9 +1,11 @@
 use axum::extract::State;
 use axum::response::Response;
+use mainbrella_engine::MachineHandle;
 
 use super::content::{range, reply};
+use super::path_of;
 use crate::auth::Permit;
-use crate::error::{ApiError, ApiResult};
+use crate::error::ApiResult;
 use crate::extract::{Query, SlotPath};
 use crate::fence;
 use crate::state::AppState;
@@ -28,10 +30,30 @@ pub(crate) async fn read_file(
     mut query: Query,
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
-    let path = query.take("path").ok_or_else(|| ApiError::invalid("path must be given."))?;
-    let (offset, length) = range(&mut query)?;
-    query.finish()?;
+    let asked = Asked::of(query)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let reader = permit.while_valid(async { Ok(handle.read_file(path.as_bytes(), offset, length).await?) }).await?;
-    Ok(reply(reader, permit))
+    asked.answer(&handle, permit).await
+}
+
+/// Which part of which file is asked for.
+pub(crate) struct Asked {
+    path: String,
+    offset: u64,
+    length: Option<u64>,
+}
+
+impl Asked {
+    pub(crate) fn of(mut query: Query) -> ApiResult<Self> {
+        let path = path_of(&mut query)?;
+        let (offset, length) = range(&mut query)?;
+        query.finish()?;
+        Ok(Self { path, offset, length })
+    }
+
+    pub(crate) async fn answer(self, machine: &MachineHandle, permit: Permit) -> ApiResult<Response> {
+        let Self { path, offset, length } = self;
+        let read = async { Ok(machine.read_file(path.as_bytes(), offset, length).await?) };
+        let reader = permit.while_valid(read).await?;
+        Ok(reply(reader, permit))
+    }
 }

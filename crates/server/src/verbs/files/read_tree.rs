@@ -1,6 +1,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderValue, header};
+use mainbrella_engine::MachineHandle;
 
 use super::{content, path_of};
 use crate::auth::Permit;
@@ -27,10 +28,21 @@ pub(crate) async fn read_tree(
     mut query: Query,
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
+    let path = asked(query)?;
+    let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
+    answer(path, &handle, permit).await
+}
+
+/// The tree that is asked for.
+pub(crate) fn asked(mut query: Query) -> ApiResult<String> {
     let path = path_of(&mut query)?;
     query.finish()?;
-    let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let chunks = permit.while_valid(async { Ok(handle.pack_tree(path.as_bytes()).await?) }).await?;
+    Ok(path)
+}
+
+/// A tree of a machine as a reply.
+pub(crate) async fn answer(path: String, machine: &MachineHandle, permit: Permit) -> ApiResult<Response> {
+    let chunks = permit.while_valid(async { Ok(machine.pack_tree(path.as_bytes()).await?) }).await?;
     let mut response = Response::new(content::stream(chunks, permit));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     Ok(response)

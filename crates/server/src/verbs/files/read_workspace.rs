@@ -1,6 +1,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderValue, header};
+use mainbrella_engine::MachineHandle;
 
 use super::{WORKSPACE, content, gzip};
 use crate::auth::Permit;
@@ -26,7 +27,12 @@ pub(crate) async fn read_workspace(
     let created_at = query.created_at()?;
     query.finish()?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let chunks = permit.while_valid(async { Ok(handle.pack_tree(WORKSPACE).await?) }).await?;
+    answer(&handle, permit).await
+}
+
+/// The workspace of a machine as a reply.
+pub(crate) async fn answer(machine: &MachineHandle, permit: Permit) -> ApiResult<Response> {
+    let chunks = permit.while_valid(async { Ok(machine.pack_tree(WORKSPACE).await?) }).await?;
     let mut response = Response::new(content::stream(gzip::packed(chunks), permit));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/gzip"));
     Ok(response)

@@ -2,6 +2,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use mainbrella_api::FileEntry;
+use mainbrella_engine::MachineHandle;
 
 use super::{entry_at, path_of};
 use crate::auth::Permit;
@@ -24,10 +25,28 @@ pub(crate) async fn stat(
     mut query: Query,
 ) -> ApiResult<Response> {
     let created_at = query.created_at()?;
-    let path = path_of(&mut query)?;
-    let follow = query.parsed::<bool>("followSymlinks", "true or false")?.unwrap_or(false);
-    query.finish()?;
+    let asked = Asked::of(query)?;
     let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-    let stat = permit.while_valid(async { Ok(handle.stat_path(path.as_bytes(), follow).await?) }).await?;
-    json(StatusCode::OK, &entry_at(path, stat))
+    asked.answer(&handle, &permit).await
+}
+
+/// What is asked about.
+pub(crate) struct Asked {
+    path: String,
+    follow: bool,
+}
+
+impl Asked {
+    pub(crate) fn of(mut query: Query) -> ApiResult<Self> {
+        let path = path_of(&mut query)?;
+        let follow = query.parsed::<bool>("followSymlinks", "true or false")?.unwrap_or(false);
+        query.finish()?;
+        Ok(Self { path, follow })
+    }
+
+    pub(crate) async fn answer(self, machine: &MachineHandle, permit: &Permit) -> ApiResult<Response> {
+        let Self { path, follow } = self;
+        let stat = permit.while_valid(async { Ok(machine.stat_path(path.as_bytes(), follow).await?) }).await?;
+        json(StatusCode::OK, &entry_at(path, stat))
+    }
 }

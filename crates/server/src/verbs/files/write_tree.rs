@@ -1,8 +1,12 @@
-use axum::body::Body;
+use std::io;
+
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::Response;
+use futures::stream::BoxStream;
 use http::{HeaderMap, StatusCode};
 use mainbrella_api::TreeWritten;
+use mainbrella_engine::MachineHandle;
 
 use super::content::{TREE, Upload};
 use super::path_of;
@@ -33,15 +37,22 @@ pub(crate) async fn write_tree(
     body: Body,
 ) -> ApiResult<Response> {
     let upload = Upload::new(body, TREE);
-    let unpacked = async {
-        let created_at = query.created_at()?;
-        let path = path_of(&mut query)?;
-        query.finish()?;
-        upload.check_announced(&headers)?;
-        let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-        let unpack = handle.unpack_tree(path.as_bytes(), upload.stream(), false);
-        permit.while_valid(upload.blaming(unpack)).await
-    };
-    let done = unpacked.await?;
+    let created_at = query.created_at()?;
+    let path = path_of(&mut query)?;
+    query.finish()?;
+    upload.check_announced(&headers)?;
+    let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
+    unpacked(&handle, &permit, &upload, path.as_bytes(), upload.stream()).await
+}
+
+/// Unpacks `archive`, which is what comes in `upload`, below `path` of a machine, and answers.
+pub(crate) async fn unpacked(
+    machine: &MachineHandle,
+    permit: &Permit,
+    upload: &Upload,
+    path: &[u8],
+    archive: BoxStream<'static, io::Result<Bytes>>,
+) -> ApiResult<Response> {
+    let done = permit.while_valid(upload.blaming(machine.unpack_tree(path, archive, false))).await?;
     json(StatusCode::OK, &TreeWritten { entries: done.entries, bytes: done.bytes, skipped: done.skipped })
 }

@@ -1,14 +1,15 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use mainbrella_api::TreeWritten;
 
 use super::WORKSPACE;
 use super::content::{TREE, Upload};
+use super::write_tree::unpacked;
 use crate::auth::Permit;
 use crate::error::ApiResult;
-use crate::extract::{Query, SlotPath, json};
+use crate::extract::{Query, SlotPath};
 use crate::fence;
 use crate::state::AppState;
 
@@ -30,14 +31,9 @@ pub(crate) async fn write_workspace(
     body: Body,
 ) -> ApiResult<Response> {
     let upload = Upload::new(body, TREE);
-    let unpacked = async {
-        let created_at = query.created_at()?;
-        query.finish()?;
-        upload.check_announced(&headers)?;
-        let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
-        let unpack = handle.unpack_tree(WORKSPACE, upload.plain(), false);
-        permit.while_valid(upload.blaming(unpack)).await
-    };
-    let done = unpacked.await?;
-    json(StatusCode::OK, &TreeWritten { entries: done.entries, bytes: done.bytes, skipped: done.skipped })
+    let created_at = query.created_at()?;
+    query.finish()?;
+    upload.check_announced(&headers)?;
+    let handle = fence::to_act(&state, &permit, &id, created_at).await?.living()?;
+    unpacked(&handle, &permit, &upload, WORKSPACE, upload.plain()).await
 }

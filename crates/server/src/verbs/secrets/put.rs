@@ -49,7 +49,12 @@ pub(crate) async fn put(
     }
     let sealed = state.vault.seal_value(&key, spec.name.as_str(), &value)?;
     let record = SecretRecord { spec, sealed, created_at: state.now(), on_fork };
-    match state.store.put_secret(&key, &record, &state.vault.new_authority(&key)?).await? {
+    // Its authority is made with its first secret; while this turn lasts nobody makes or forgets another one.
+    let authority = match state.store.authority(&key).await? {
+        Some(kept) => kept,
+        None => state.vault.new_authority(&key)?,
+    };
+    match state.store.put_secret(&key, &record, &authority).await? {
         PutSecret::Kept => {}
         PutSecret::TooMany => {
             let message = format!("A machine has at most {} secrets.", limits::SECRETS_MAX);

@@ -1,6 +1,7 @@
 //! Snapshots: what is saved of machines, and machines from it.
 
 pub(crate) mod delete;
+pub(crate) mod files;
 pub(crate) mod get;
 pub(crate) mod list;
 pub(crate) mod restore;
@@ -36,6 +37,18 @@ fn unknown() -> ApiError {
 /// The snapshot that is named.
 async fn known(state: &AppState, permit: &Permit, key: &SnapshotKey) -> ApiResult<SnapshotRecord> {
     state.store.snapshot(&permit.project, key, state.now()).await?.ok_or_else(unknown)
+}
+
+/// Refuses a snapshot that this host does not hold, before anything is written.
+async fn is_here(state: &AppState, saved: &SnapshotRecord) -> ApiResult<()> {
+    if saved.host != state.config.host_name {
+        let message = format!("The snapshot is kept on host {}, and can be used there only.", saved.host);
+        return Err(ApiError::new(ErrorCode::Unsupported, message));
+    }
+    if !state.engine.snapshots().await?.contains(&saved.key) {
+        return Err(ApiError::new(ErrorCode::SnapshotDamaged, "The snapshot is not on its host any more."));
+    }
+    Ok(())
 }
 
 /// A snapshot as callers see it.

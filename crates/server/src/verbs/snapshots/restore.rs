@@ -6,12 +6,12 @@ use mainbrella_api::{Machine, RestoreSnapshot};
 use mainbrella_types::{ErrorCode, MachineId, MachineSpec, SnapshotRecord, limits};
 use tracing::Instrument as _;
 
-use super::{SnapshotPath, known};
+use super::{SnapshotPath, is_here, known};
 use crate::auth::Permit;
 use crate::error::{ApiError, ApiResult, sentence};
 use crate::extract::{JsonBody, Query};
 use crate::state::AppState;
-use crate::verbs::create::{Made, NewOne, bring_to_life, checked, settle};
+use crate::verbs::create::{Made, NewOne, bring_to_life, checked, settle, when_idle};
 use crate::{convert, idempotency};
 
 /// Start a machine from a snapshot
@@ -57,18 +57,6 @@ pub(crate) async fn restore(
     idempotency::made(matches!(made, Made::Before(_)), &convert::machine(record, &state.traits()))
 }
 
-/// Refuses a snapshot that this host does not hold, before anything is written.
-async fn is_here(state: &AppState, saved: &SnapshotRecord) -> ApiResult<()> {
-    if saved.host != state.config.host_name {
-        let message = format!("The snapshot is kept on host {}, and can be restored there only.", saved.host);
-        return Err(ApiError::new(ErrorCode::Unsupported, message));
-    }
-    if !state.engine.snapshots().await?.contains(&saved.key) {
-        return Err(ApiError::new(ErrorCode::SnapshotDamaged, "The snapshot is not on its host any more."));
-    }
-    Ok(())
-}
-
 /// What was saved, for as long as is asked for; or the refusal of what was not saved.
 fn spec(
     state: &AppState,
@@ -93,6 +81,11 @@ fn spec(
         return Err(mismatch(field, saved));
     }
     let default_idle = if body.persistent { None } else { state.config.idle_timeout };
+    let idle_timeout_ms = match body.idle_timeout_seconds {
+        Some(seconds) => Some(seconds.saturating_mul(1000)),
+        None => default_idle.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+    };
+    let (on_idle, auto_resume) = when_idle(state, body.on_idle.into(), body.auto_resume, idle_timeout_ms)?;
     let mut env = saved.env.clone();
     env.extend(body.env);
     let spec = MachineSpec {
@@ -100,12 +93,9 @@ fn spec(
         size: saved.size,
         egress: saved.egress.clone(),
         ttl_ms: body.ttl_seconds.unwrap_or(limits::TTL_DEFAULT_SECONDS).saturating_mul(1000),
-        idle_timeout_ms: match body.idle_timeout_seconds {
-            Some(seconds) => Some(seconds.saturating_mul(1000)),
-            None => default_idle.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
-        },
-        on_idle: Default::default(),
-        auto_resume: false,
+        idle_timeout_ms,
+        on_idle,
+        auto_resume,
         metadata: body.metadata,
         env,
     };

@@ -1,4 +1,4 @@
-"""Calls that are bound to one generation of a machine: what every namespace of a sandbox is built on."""
+"""Calls that are bound to one generation of a machine, or to one snapshot: what namespaces are built on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from ..errors import CallerStoppedWaitingError, TransportError
 from . import net
 from .transport import AsyncExchange, AsyncTransport
 
-__all__ = ["AsyncMachineApi"]
+__all__ = ["AsyncApi", "AsyncMachineApi"]
 
 _JSON_MAX = 4 * 1024 * 1024
 _OPEN_ATTEMPTS = 3
 
 
-class AsyncMachineApi:
-    """Sends verbs about ``(id, created_at)``; the service refuses them when the slot holds another generation."""
+class AsyncApi:
+    """Sends verbs about the thing at ``path``. ``patience``: seconds that reading may take over the client's ``timeout``."""
 
-    def __init__(self, transport: AsyncTransport, id: str, created_at: str) -> None:
+    def __init__(
+        self, transport: AsyncTransport, path: str, bound: Mapping[str, str] | None = None, *, patience: float = 0.0
+    ) -> None:
         self.transport = transport
-        self.id = id
-        self.created_at = created_at
-        self.path = f"/v1/machines/{quote(id, safe='')}"
+        self.path = path
+        self._bound = dict(bound or {})
+        self._patience = patience
 
     async def get(
         self, verb: str, query: Mapping[str, str] | None = None, *, extra_wait: float = 0.0, limit: int = _JSON_MAX
@@ -33,8 +35,8 @@ class AsyncMachineApi:
         return await self.transport.call(
             "GET",
             self.path + verb,
-            query={"createdAt": self.created_at, **(query or {})},
-            wait=self.transport.timeout + extra_wait,
+            query={**self._bound, **(query or {})},
+            wait=self.transport.timeout + self._patience + extra_wait,
             limit=limit,
         )
 
@@ -51,7 +53,7 @@ class AsyncMachineApi:
         return await self.transport.call(
             method,
             self.path + verb,
-            query={"createdAt": self.created_at},
+            query=self._bound,
             json_body=body,
             wait=self.transport.timeout + extra_wait,
             limit=limit,
@@ -76,17 +78,18 @@ class AsyncMachineApi:
         again, up to ``attempts`` in all; anything else is sent once.
         """
         attempt = 0
+        silence = self.transport.timeout + self._patience if silence is None else silence
         while True:
             attempt += 1
             try:
                 return await self.transport.open(
                     method,
                     self.path + verb,
-                    query={"createdAt": self.created_at, **query},
+                    query={**self._bound, **query},
                     body=body,
                     content_type=content_type,
                     headers=None if accept is None else {"Accept": accept},
-                    clock=Clock(total=total, silence=self.transport.timeout if silence is None else silence),
+                    clock=Clock(total=total, silence=silence),
                 )
             except TransportError as error:
                 again = method == "GET" and attempt < attempts
@@ -97,3 +100,12 @@ class AsyncMachineApi:
     async def json(self, exchange: AsyncExchange) -> dict[str, Any]:
         """The JSON answer of a transfer."""
         return await self.transport.parse(exchange, _JSON_MAX)
+
+
+class AsyncMachineApi(AsyncApi):
+    """Sends verbs about ``(id, created_at)``; the service refuses them when the slot holds another generation."""
+
+    def __init__(self, transport: AsyncTransport, id: str, created_at: str) -> None:
+        super().__init__(transport, f"/v1/machines/{quote(id, safe='')}", {"createdAt": created_at})
+        self.id = id
+        self.created_at = created_at

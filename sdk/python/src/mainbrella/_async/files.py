@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from .. import _tar
 from .._paths import ReadableBinary, WritableBinary, as_pieces, check_mode, check_mutable, check_path, number_in
@@ -23,13 +23,11 @@ from ..filetypes import (
 )
 from ..models import Fields, drop_none
 from . import net
+from .api import AsyncApi
 from .transport import AsyncExchange
 from .watch import AsyncFileWatch
 
-if TYPE_CHECKING:
-    from .sandbox import AsyncSandbox
-
-__all__ = ["AsyncFiles", "AsyncRemoteFile"]
+__all__ = ["AsyncFiles", "AsyncReadFiles", "AsyncRemoteFile"]
 
 _PIECE = 1024 * 1024
 _PAGE_MAX = 16 * 1024 * 1024
@@ -95,20 +93,20 @@ class AsyncRemoteFile:
         return piece
 
 
-class AsyncFiles:
-    """``sandbox.files``. Paths are absolute UTF-8, as the machine sees them.
+class AsyncReadFiles:
+    """Files to be read: those of a machine, or ``client.workspaces.files(id)``. Paths are absolute UTF-8."""
 
-    Four file operations run at once on one machine; further ones wait their turn. Changes are never repeated
-    automatically: after an error whose ``ambiguous`` is true, look before trying again.
-    """
-
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, api: AsyncApi) -> None:
+        self._api = api
 
     async def read(self, path: str, *, offset: int | None = None, length: int | None = None) -> bytes:
         """The bytes of a file, or ``length`` of them from ``offset``. Use ``read_to`` for what memory cannot hold."""
         async with await self.open_read(path, offset=offset, length=length) as remote:
             return await remote.read()
+
+    async def read_text(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The text of a file; ``encoding`` and ``errors`` as those of ``bytes.decode``."""
+        return (await self.read(path)).decode(encoding, errors)
 
     async def open_read(self, path: str, *, offset: int | None = None, length: int | None = None) -> AsyncRemoteFile:
         """Opens a file for reading piece by piece. Give up is after a silence of the client's ``timeout``."""
@@ -118,7 +116,7 @@ class AsyncFiles:
                 if value < 0:
                     raise ConfigurationError(f"{name} must be a number of bytes.")
                 query[name] = str(value)
-        exchange = await self._sandbox.api.open("GET", "/files/content", query=query)
+        exchange = await self._api.open("GET", "/files/content", query=query)
         return AsyncRemoteFile(exchange, whole=len(query) == 1)
 
     async def read_to(self, path: str, target: WritableBinary) -> int:
@@ -128,6 +126,60 @@ class AsyncFiles:
         """
         async with await self.open_read(path) as remote:
             return await _copy(remote, target)
+
+    async def list(self, path: str, *, limit: int | None = None, offset: int | None = None) -> FilePage:
+        """One page of a directory, one level deep, sorted by the bytes of the names.
+
+        Each page looks afresh: changes in between can repeat or leave out entries.
+
+        Args:
+            path: the directory.
+            limit: entries on this page, at most 1,000; default 100.
+            offset: entries to pass over: ``page["nextOffset"]`` of the page before.
+        """
+        query = {"path": check_path(path)}
+        for name, value in (("limit", limit), ("offset", offset)):
+            if value is not None:
+                query[name] = str(value)
+        return parse_page(await self._api.get("/files/list", query, limit=_PAGE_MAX))
+
+    async def stat(self, path: str, *, follow_symlinks: bool = False) -> FileEntry:
+        """What a path is. Of a link: the link itself, unless ``follow_symlinks``."""
+        query = {"path": check_path(path), "followSymlinks": "true" if follow_symlinks else "false"}
+        return parse_entry(await self._api.get("/files/stat", query))
+
+    async def open_tree(self, path: str) -> AsyncRemoteFile:
+        """Opens a tree for reading as a tar archive, piece by piece."""
+        exchange = await self._api.open(
+            "GET", "/files/tree", query={"path": check_path(path)}, accept="application/x-tar"
+        )
+        return AsyncRemoteFile(exchange, whole=False)
+
+    async def download_tree(self, path: str, target: str | os.PathLike[str] | WritableBinary) -> DownloadedTree:
+        """Copies a tree out of the machine, in flat memory.
+
+        What a machine sends is not trusted: nothing is written outside ``target``, links that lead out of it and
+        special files are skipped and named in the result, owners and set-user-id bits are not taken over.
+
+        Args:
+            path: the directory, or a single file.
+            target: a folder, made when it is missing; or an open binary file, which then gets the tar archive.
+        """
+        folder = _tar.check_target(target)
+        async with await self.open_tree(path) as remote:
+            if folder is None:
+                size = await _copy(remote, cast("WritableBinary", target))
+                return DownloadedTree(0, size, ())
+            source = cast("BinaryIO", net.reading(remote.some))
+            return await net.in_thread(lambda: _tar.unpack(source, folder))
+
+
+class AsyncFiles(AsyncReadFiles):
+    """``sandbox.files``. Paths are absolute UTF-8, as the machine sees them.
+
+    Four file operations run at once on one machine; further ones wait their turn. Changes are never repeated
+    automatically: after an error whose ``ambiguous`` is true, look before trying again.
+    """
 
     async def write(
         self,
@@ -156,31 +208,10 @@ class AsyncFiles:
         if mode is not None:
             query["mode"] = check_mode(mode)
         body: Any = as_pieces(data, is_async=net.ASYNC)
-        exchange = await self._sandbox.api.open(
+        exchange = await self._api.open(
             "PUT", "/files/content", query=query, body=body, content_type="application/octet-stream"
         )
-        return Fields(await self._sandbox.api.json(exchange), "written").number("size")
-
-    async def list(self, path: str, *, limit: int | None = None, offset: int | None = None) -> FilePage:
-        """One page of a directory, one level deep, sorted by the bytes of the names.
-
-        Each page looks afresh: changes in between can repeat or leave out entries.
-
-        Args:
-            path: the directory.
-            limit: entries on this page, at most 1,000; default 100.
-            offset: entries to pass over: ``page["nextOffset"]`` of the page before.
-        """
-        query = {"path": check_path(path)}
-        for name, value in (("limit", limit), ("offset", offset)):
-            if value is not None:
-                query[name] = str(value)
-        return parse_page(await self._sandbox.api.get("/files/list", query, limit=_PAGE_MAX))
-
-    async def stat(self, path: str, *, follow_symlinks: bool = False) -> FileEntry:
-        """What a path is. Of a link: the link itself, unless ``follow_symlinks``."""
-        query = {"path": check_path(path), "followSymlinks": "true" if follow_symlinks else "false"}
-        return parse_entry(await self._sandbox.api.get("/files/stat", query))
+        return Fields(await self._api.json(exchange), "written").number("size")
 
     async def mkdir(self, path: str, *, recursive: bool = False, mode: str | int | None = None) -> FileEntry:
         """Makes a directory.
@@ -195,17 +226,17 @@ class AsyncFiles:
             "recursive": recursive,
             "mode": None if mode is None else check_mode(mode),
         }
-        return parse_entry(await self._sandbox.api.post("/files/mkdir", drop_none(body)))
+        return parse_entry(await self._api.post("/files/mkdir", drop_none(body)))
 
     async def move(self, source: str, destination: str) -> FileEntry:
         """Moves or renames. Never overwrites: fails when ``destination`` exists."""
         body = {"source": check_mutable(source), "destination": check_mutable(destination)}
-        return parse_entry(await self._sandbox.api.post("/files/move", body))
+        return parse_entry(await self._api.post("/files/move", body))
 
     async def chmod(self, path: str, mode: str | int) -> FileEntry:
         """Sets permission bits, ``"0640"`` or ``0o640``."""
         body = {"path": check_mutable(path), "mode": check_mode(mode)}
-        return parse_entry(await self._sandbox.api.post("/files/chmod", body))
+        return parse_entry(await self._api.post("/files/chmod", body))
 
     async def remove(self, path: str, *, recursive: bool = False) -> int:
         """Removes a file, an empty directory, or a link itself. Returns how many entries are gone.
@@ -214,7 +245,7 @@ class AsyncFiles:
         ``PartlyRemovedError``, which says what is left.
         """
         body = {"path": check_mutable(path), "recursive": recursive}
-        reply = Fields(await self._sandbox.api.post("/files/remove", body), "removed")
+        reply = Fields(await self._api.post("/files/remove", body), "removed")
         removed, left = reply.number("removed"), reply.number_or_none("remainingCount") or 0
         if left > 0:
             reason = reply.text_or_none("reason")
@@ -232,32 +263,7 @@ class AsyncFiles:
         Watching begins at the ``with``, or at the first step of the iteration. Changes the machine or this side could
         not keep up with, or that fell into a lost connection, are told as one event of type ``overflow``.
         """
-        return AsyncFileWatch(self._sandbox.api, check_path(path), recursive)
-
-    async def open_tree(self, path: str) -> AsyncRemoteFile:
-        """Opens a tree for reading as a tar archive, piece by piece."""
-        exchange = await self._sandbox.api.open(
-            "GET", "/files/tree", query={"path": check_path(path)}, accept="application/x-tar"
-        )
-        return AsyncRemoteFile(exchange, whole=False)
-
-    async def download_tree(self, path: str, target: str | os.PathLike[str] | WritableBinary) -> DownloadedTree:
-        """Copies a tree out of the machine, in flat memory.
-
-        What a machine sends is not trusted: nothing is written outside ``target``, links that lead out of it and
-        special files are skipped and named in the result, owners and set-user-id bits are not taken over.
-
-        Args:
-            path: the directory, or a single file.
-            target: a folder, made when it is missing; or an open binary file, which then gets the tar archive.
-        """
-        folder = _tar.check_target(target)
-        async with await self.open_tree(path) as remote:
-            if folder is None:
-                size = await _copy(remote, cast("WritableBinary", target))
-                return DownloadedTree(0, size, ())
-            source = cast("BinaryIO", net.reading(remote.some))
-            return await net.in_thread(lambda: _tar.unpack(source, folder))
+        return AsyncFileWatch(self._api, check_path(path), recursive)
 
     async def upload_tree(
         self, source: str | os.PathLike[str] | bytes | ReadableBinary | net.Pieces, path: str
@@ -271,10 +277,10 @@ class AsyncFiles:
         body: Any = (
             _tar.pack(source) if isinstance(source, (str, os.PathLike)) else as_pieces(source, is_async=net.ASYNC)
         )
-        exchange = await self._sandbox.api.open(
+        exchange = await self._api.open(
             "PUT", "/files/tree", query={"path": check_mutable(path)}, body=body, content_type="application/x-tar"
         )
-        reply = Fields(await self._sandbox.api.json(exchange), "unpacked")
+        reply = Fields(await self._api.json(exchange), "unpacked")
         return UploadedTree(reply.number("entries"), reply.number("bytes"), reply.number_or_none("skipped") or 0)
 
     async def signed_url(
@@ -296,7 +302,7 @@ class AsyncFiles:
             "expiresInSeconds": expires_in_seconds,
             "maxBytes": max_bytes,
         }
-        return parse_signed(await self._sandbox.api.post("/files/urls", drop_none(body)))
+        return parse_signed(await self._api.post("/files/urls", drop_none(body)))
 
 
 async def _copy(remote: AsyncRemoteFile, target: WritableBinary) -> int:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import overload
 
 from .._paths import ReadableBinary, WritableBinary
-from .._wire import check_key
+from .._wire import check_key, check_on_idle
 from ..egresstypes import Policy
 from ..errors import (
     CallerStoppedWaitingError,
@@ -75,7 +75,7 @@ class AsyncSandbox:
         self._fork_receipt: ForkReceipt | None = None
         self.api = AsyncMachineApi(transport, info.id, info.created_at)
         self.commands = AsyncCommands(self)
-        self.files = AsyncFiles(self)
+        self.files = AsyncFiles(self.api)
         self.egress = AsyncEgress(self)
         self.secrets = AsyncSecrets(self)
         self.previews = AsyncPreviews(self)
@@ -230,16 +230,32 @@ class AsyncSandbox:
         """``signal_process`` with ``SIGKILL``."""
         await self.signal_process(pid, "SIGKILL")
 
-    async def extend(self, *, ttl_seconds: int | None = None, idle_timeout_seconds: int | None = None) -> MachineInfo:
-        """Changes the lease.
+    async def extend(
+        self,
+        *,
+        ttl_seconds: int | None = None,
+        idle_timeout_seconds: int | None = None,
+        on_idle: str | None = None,
+        auto_resume: bool | None = None,
+    ) -> MachineInfo:
+        """Changes the lease. What is not given stays as it is.
 
         Args:
             ttl_seconds: the machine may live at least so long from now; never shortens what it already has.
             idle_timeout_seconds: it ends when nobody uses it for so long, counted from now.
+            on_idle: ``"stop"``, or ``"pause"``: then it is paused instead. ``"pause"`` needs an idle timeout.
+            auto_resume: whether the next use resumes it when it is paused. ``None``: it does from when ``on_idle`` becomes ``"pause"``.
         """
-        if ttl_seconds is None and idle_timeout_seconds is None:
-            raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds or both.")
-        body = drop_none({"ttlSeconds": ttl_seconds, "idleTimeoutSeconds": idle_timeout_seconds})
+        body = drop_none(
+            {
+                "ttlSeconds": ttl_seconds,
+                "idleTimeoutSeconds": idle_timeout_seconds,
+                "onIdle": None if on_idle is None else check_on_idle(on_idle),
+                "autoResume": auto_resume,
+            }
+        )
+        if not body:
+            raise ConfigurationError("Say ttl_seconds, idle_timeout_seconds, on_idle or auto_resume.")
         return self._learn(parse_machine(await self.api.post("/extend", body)))
 
     @overload
@@ -373,15 +389,15 @@ class AsyncSandbox:
 
         Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
         """
-        return await saving.export(self)
+        return await saving.export(self.api)
 
     async def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
         """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
-        return await saving.export_to(self, target)
+        return await saving.export_to(self.api, target)
 
     async def open_workspace(self) -> AsyncRemoteFile:
         """Opens the archive of ``/workspace`` for reading, piece by piece."""
-        return await saving.open_export(self)
+        return await saving.open_export(self.api)
 
     async def import_workspace(
         self, source: str | os.PathLike[str] | bytes | ReadableBinary | net.Pieces

@@ -14,6 +14,7 @@ from ..filetypes import UploadedTree
 from ..models import Fields, drop_none
 from ..snapshottypes import Snapshot, parse_snapshot
 from . import net
+from .api import AsyncApi
 from .files import AsyncRemoteFile
 
 if TYPE_CHECKING:
@@ -41,39 +42,39 @@ async def save(
     )
 
 
-async def open_export(sandbox: AsyncSandbox) -> AsyncRemoteFile:
+async def open_export(api: AsyncApi) -> AsyncRemoteFile:
     """Opens the archive of a workspace for reading."""
-    exchange = await sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip")
+    exchange = await api.open("GET", "/workspace", query={}, accept="application/gzip")
     return AsyncRemoteFile(exchange, whole=False)
 
 
-async def export(sandbox: AsyncSandbox) -> bytes:
+async def export(api: AsyncApi) -> bytes:
     """The archive of a workspace, where it is small enough for memory."""
     pieces: list[bytes] = []
     size = 0
-    async with await open_export(sandbox) as remote:
+    async with await open_export(api) as remote:
         while piece := await remote.some(_PIECE):
             size += len(piece)
             if size > _EXPORT_MAX:
                 raise PayloadTooLargeError(
                     "The workspace is larger than 16 MiB, compressed.",
                     code="payload_too_large",
-                    hint="Use sandbox.export_workspace_to(path), or read sandbox.open_workspace() piece by piece.",
+                    hint="Copy it into a file with export_workspace_to(path), or read open_workspace() piece by piece.",
                 )
             pieces.append(piece)
     return b"".join(pieces)
 
 
-async def export_to(sandbox: AsyncSandbox, target: str | os.PathLike[str] | WritableBinary) -> int:
+async def export_to(api: AsyncApi, target: str | os.PathLike[str] | WritableBinary) -> int:
     """Copies the archive of a workspace into a file."""
     if not isinstance(target, (str, os.PathLike)):
-        return await _copy(sandbox, target)
+        return await _copy(api, target)
     place = os.fspath(target)
     half = f"{place}.part"
     try:
         file = cast("BinaryIO", await net.in_thread(partial(open, half, "wb")))
         try:
-            size = await _copy(sandbox, file)
+            size = await _copy(api, file)
         finally:
             await net.in_thread(file.close)
         await net.in_thread(partial(os.replace, half, place))
@@ -85,9 +86,9 @@ async def export_to(sandbox: AsyncSandbox, target: str | os.PathLike[str] | Writ
     return size
 
 
-async def _copy(sandbox: AsyncSandbox, target: WritableBinary) -> int:
+async def _copy(api: AsyncApi, target: WritableBinary) -> int:
     total = 0
-    async with await open_export(sandbox) as remote:
+    async with await open_export(api) as remote:
         async for piece in remote:
             await net.in_thread(partial(target.write, piece))
             total += len(piece)

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from .._wire import check_key
+from .._paths import WritableBinary
+from .._wire import check_key, check_on_idle
 from ..egresstypes import Policy, wire_policy
 from ..errors import ConfigurationError, InvalidResponseError
 from ..models import drop_none, parse_machine
 from ..snapshottypes import Snapshot, parse_snapshot, parse_snapshots
+from . import saving
+from .api import AsyncApi
+from .files import AsyncReadFiles, AsyncRemoteFile
 from .sandbox import AsyncSandbox
 from .transport import AsyncTransport
 
-__all__ = ["AsyncSnapshots"]
+__all__ = ["AsyncSnapshotFiles", "AsyncSnapshots"]
 
 _RESTORE_TIMEOUT_SECONDS = 600.0
+_OPENS_SECONDS = 330.0
+
+
+class AsyncSnapshotFiles(AsyncReadFiles):
+    """``client.workspaces.files(id)``: the files of a snapshot, to be read. No machine of yours is started for it.
+
+    The first read of a snapshot takes as long as a start of a machine from it; the service keeps what reads it for a
+    minute after the last read. Four operations run at once on one snapshot; further ones wait their turn.
+    """
+
+    async def export_workspace(self) -> bytes:
+        """What is in its ``/workspace``, as a tar archive packed with gzip, of at most 16 MiB.
+
+        Raises ``PayloadTooLargeError`` where it is larger; ``export_workspace_to`` copies one of any size.
+        """
+        return await saving.export(self._api)
+
+    async def export_workspace_to(self, target: str | os.PathLike[str] | WritableBinary) -> int:
+        """Copies the archive of ``/workspace`` into a file, by path or open; returns its size. In flat memory."""
+        return await saving.export_to(self._api, target)
+
+    async def open_workspace(self) -> AsyncRemoteFile:
+        """Opens the archive of ``/workspace`` for reading, piece by piece."""
+        return await saving.open_export(self._api)
 
 
 class AsyncSnapshots:
@@ -33,6 +62,8 @@ class AsyncSnapshots:
         slot: str | None = None,
         ttl_seconds: int = 3600,
         idle_timeout_seconds: int | None = None,
+        on_idle: str = "stop",
+        auto_resume: bool | None = None,
         persistent: bool = False,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -56,6 +87,8 @@ class AsyncSnapshots:
             slot: a name of your own; it can be used again when the machine in it has ended.
             ttl_seconds: the machine ends after so long, whatever it does.
             idle_timeout_seconds: it ends when nobody uses it for so long.
+            on_idle: ``"stop"``, or ``"pause"``: then it is paused instead. Needs ``idle_timeout_seconds``.
+            auto_resume: whether the next use resumes it when it is paused. ``None``: with ``on_idle="pause"``.
             persistent: no idle timeout unless one is given.
             metadata: labels to find it by.
             env: environment of every command, over what was saved.
@@ -77,6 +110,8 @@ class AsyncSnapshots:
                 "slot": slot,
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
+                "onIdle": None if on_idle == "stop" else check_on_idle(on_idle),
+                "autoResume": auto_resume,
                 "persistent": persistent,
                 "metadata": dict(metadata) if metadata else None,
                 "env": dict(env) if env else None,
@@ -117,6 +152,10 @@ class AsyncSnapshots:
     async def get(self, id: str) -> Snapshot:
         """One snapshot."""
         return parse_snapshot(await self._transport.call("GET", _path(id)))
+
+    def files(self, id: str) -> AsyncSnapshotFiles:
+        """The files of a snapshot, to be read without a machine: ``read``, ``list``, ``stat``, ``download_tree``, …"""
+        return AsyncSnapshotFiles(AsyncApi(self._transport, _path(id), patience=_OPENS_SECONDS))
 
     async def update(self, id: str, *, name: str | None = None, archived: bool | None = None) -> Snapshot:
         """Renames a snapshot, or puts it aside. An archived one can be restored and counts as before."""

@@ -10,7 +10,7 @@ from ..errors import MainbrellaError
 from ..filetypes import FileWatchEvent, parse_watch
 from ..models import told_error
 from . import net
-from .api import AsyncMachineApi
+from .api import AsyncApi
 from .sse import AsyncSseSource, backoff, event_fields, open_sse, pause_after
 
 __all__ = ["AsyncFileWatch"]
@@ -26,7 +26,7 @@ class AsyncFileWatch:
     again; since what happened meanwhile is not known, an event of type ``overflow`` then says so.
     """
 
-    def __init__(self, api: AsyncMachineApi, path: str, recursive: bool) -> None:
+    def __init__(self, api: AsyncApi, path: str, recursive: bool) -> None:
         self._api = api
         self._query = {"path": path, "recursive": "true" if recursive else "false"}
         self._source: AsyncSseSource | None = None

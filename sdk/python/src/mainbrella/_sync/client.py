@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .._address import DEFAULT_BASE_URL, parse_base_url
-from .._wire import check_key
+from .._wire import check_key, check_on_idle
 from ..egresstypes import Policy, wire_policy
 from ..errors import (
     ConfigurationError,
@@ -135,8 +135,6 @@ class Mainbrella:
         """
         key = check_key(idempotency_key)
         wanted = check_secrets(secrets)
-        if on_idle not in ("stop", "pause"):
-            raise ConfigurationError('on_idle must be "stop" or "pause".')
         if internet is not None:
             self._check_internet(internet)
         body = drop_none(
@@ -146,7 +144,7 @@ class Mainbrella:
                 "slot": slot,
                 "ttlSeconds": ttl_seconds,
                 "idleTimeoutSeconds": idle_timeout_seconds,
-                "onIdle": None if on_idle == "stop" else on_idle,
+                "onIdle": None if on_idle == "stop" else check_on_idle(on_idle),
                 "autoResume": auto_resume,
                 "internet": internet,
                 "egress": None if egress is None else wire_policy(egress),

@@ -16,6 +16,7 @@ from ..filetypes import UploadedTree
 from ..models import Fields, drop_none
 from ..snapshottypes import Snapshot, parse_snapshot
 from . import net
+from .api import Api
 from .files import RemoteFile
 
 if TYPE_CHECKING:
@@ -43,39 +44,39 @@ def save(
     )
 
 
-def open_export(sandbox: Sandbox) -> RemoteFile:
+def open_export(api: Api) -> RemoteFile:
     """Opens the archive of a workspace for reading."""
-    exchange = sandbox.api.open("GET", "/workspace", query={}, accept="application/gzip")
+    exchange = api.open("GET", "/workspace", query={}, accept="application/gzip")
     return RemoteFile(exchange, whole=False)
 
 
-def export(sandbox: Sandbox) -> bytes:
+def export(api: Api) -> bytes:
     """The archive of a workspace, where it is small enough for memory."""
     pieces: list[bytes] = []
     size = 0
-    with open_export(sandbox) as remote:
+    with open_export(api) as remote:
         while piece := remote.some(_PIECE):
             size += len(piece)
             if size > _EXPORT_MAX:
                 raise PayloadTooLargeError(
                     "The workspace is larger than 16 MiB, compressed.",
                     code="payload_too_large",
-                    hint="Use sandbox.export_workspace_to(path), or read sandbox.open_workspace() piece by piece.",
+                    hint="Copy it into a file with export_workspace_to(path), or read open_workspace() piece by piece.",
                 )
             pieces.append(piece)
     return b"".join(pieces)
 
 
-def export_to(sandbox: Sandbox, target: str | os.PathLike[str] | WritableBinary) -> int:
+def export_to(api: Api, target: str | os.PathLike[str] | WritableBinary) -> int:
     """Copies the archive of a workspace into a file."""
     if not isinstance(target, (str, os.PathLike)):
-        return _copy(sandbox, target)
+        return _copy(api, target)
     place = os.fspath(target)
     half = f"{place}.part"
     try:
         file = cast("BinaryIO", net.in_thread(partial(open, half, "wb")))
         try:
-            size = _copy(sandbox, file)
+            size = _copy(api, file)
         finally:
             net.in_thread(file.close)
         net.in_thread(partial(os.replace, half, place))
@@ -87,9 +88,9 @@ def export_to(sandbox: Sandbox, target: str | os.PathLike[str] | WritableBinary)
     return size
 
 
-def _copy(sandbox: Sandbox, target: WritableBinary) -> int:
+def _copy(api: Api, target: WritableBinary) -> int:
     total = 0
-    with open_export(sandbox) as remote:
+    with open_export(api) as remote:
         for piece in remote:
             net.in_thread(partial(target.write, piece))
             total += len(piece)

@@ -12,7 +12,7 @@ from ..errors import MainbrellaError
 from ..filetypes import FileWatchEvent, parse_watch
 from ..models import told_error
 from . import net
-from .api import MachineApi
+from .api import Api
 from .sse import SseSource, backoff, event_fields, open_sse, pause_after
 
 __all__ = ["FileWatch"]
@@ -28,7 +28,7 @@ class FileWatch:
     again; since what happened meanwhile is not known, an event of type ``overflow`` then says so.
     """
 
-    def __init__(self, api: MachineApi, path: str, recursive: bool) -> None:
+    def __init__(self, api: Api, path: str, recursive: bool) -> None:
         self._api = api
         self._query = {"path": path, "recursive": "true" if recursive else "false"}
         self._source: SseSource | None = None
