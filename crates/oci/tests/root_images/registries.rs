@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use crate::registry::Registry;
 use crate::support::{Blobs, INDEX, MANIFEST, Packed, blobs, compare, descriptor, sample};
