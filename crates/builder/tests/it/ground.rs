@@ -240,7 +240,7 @@ impl Ground for Fake {
         let gone = || EngineError::new(ErrorCode::SnapshotDamaged, "it is not whole");
         self.world(|w| {
             let mut disk = Disk::new();
-            for folder in ["/", "/etc", "/etc/profile.d", "/workspace"] {
+            for folder in ["/", "/etc", "/etc/profile.d", "/var", "/workspace"] {
                 disk.insert(folder.to_owned(), thing(None));
             }
             disk.insert("/etc/passwd".to_owned(), thing(Some("root:x:0:0::/:/bin/sh\napp:x:1000:50::/:/bin/sh\n")));
