@@ -68,11 +68,13 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
                     Place::Saved(id, path) => (values::Source::Snapshot(id), path),
                     Place::Local(_) | Place::Stdio => return Ok(()),
                 };
+                // What is wrong with the name is said before anybody is asked.
+                let target = if args.recursive { None } else { Some(copy.download_target(&path, &to)?) };
                 let client = context.client()?;
                 let files = context.source(&client, &source).await?;
-                match args.recursive {
-                    true => copy.download_tree(&client, &files, &path, to).await,
-                    false => copy.download(&client, &files, &path, to).await,
+                match target {
+                    None => copy.download_tree(&client, &files, &path, to).await,
+                    Some(target) => copy.download(&client, &files, &path, target).await,
                 }
             }
             (_, Place::Saved(..)) => Err(Failure::usage("nothing is written into a snapshot")
@@ -150,16 +152,22 @@ impl<'a> Copy<'a> {
         self.report(written.size, &format!("{}:{path}", machine.id))
     }
 
-    async fn download(&self, client: &Client, files: &Files, path: &str, to: Place) -> Result<(), Failure> {
-        let target = match to {
-            Place::Local(local) => Some(self.local_target(&local, path)?),
-            _ => {
-                if self.context.output.json {
-                    return Err(Failure::usage("--json and the file would mix on standard output"));
-                }
-                None
-            }
-        };
+    /// Where a file of the machine goes to; `None`: standard output.
+    fn download_target(&self, path: &str, to: &Place) -> Result<Option<PathBuf>, Failure> {
+        match to {
+            Place::Local(local) => self.local_target(local, path).map(Some),
+            _ if self.context.output.json => Err(Failure::usage("--json and the file would mix on standard output")),
+            _ => Ok(None),
+        }
+    }
+
+    async fn download(
+        &self,
+        client: &Client,
+        files: &Files,
+        path: &str,
+        target: Option<PathBuf>,
+    ) -> Result<(), Failure> {
         let download = client.read_file(files.of(), path, None, None).await?;
         let Some(target) = target else {
             let bar = self.bar(download.length.or(download.size));

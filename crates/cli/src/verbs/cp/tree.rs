@@ -93,7 +93,8 @@ impl Copy<'_> {
         to: Place,
     ) -> Result<(), Failure> {
         if client.stat_file(files.of(), path, true).await?.r#type != FileType::Directory {
-            return self.download(client, files, path, to).await;
+            let target = self.download_target(path, &to)?;
+            return self.download(client, files, path, target).await;
         }
         let target = match to {
             Place::Local(local) => tree_target(&local, path)?,
