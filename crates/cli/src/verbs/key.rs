@@ -24,7 +24,7 @@ enum Verb {
     Create {
         /// A label for people
         name: String,
-        /// user: machines; admin: keys too
+        /// user: machines; admin: keys and templates too
         #[arg(long, default_value = "user", value_enum)]
         role: Role,
         /// Write the secret to this new file (0600) instead of standard output

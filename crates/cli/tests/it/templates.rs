@@ -180,3 +180,21 @@ fn builds_are_listed() {
     ]});
     snapshot("template builds", run(&Service::start([json(200, list)]), &["template", "builds"]));
 }
+
+#[test]
+fn the_log_of_a_build_is_shown_again_and_ends_as_it_did() {
+    let events = vec![
+        value!({"kind": "step", "step": 1, "steps": 2, "line": 2, "text": "RUN make", "cached": false}),
+        value!({"kind": "output", "stream": "stdout", "text": "done"}),
+        value!({"kind": "done", "state": "succeeded"}),
+    ];
+    let over = build("succeeded", value!({"template": "app:v1"}));
+    let service = builder(events.clone(), over);
+    snapshot("template builds one", run(&service, &["template", "builds", ID]));
+    assert!(service.requests().iter().all(|r| r.line.starts_with("GET ")));
+    let failed = build(
+        "failed",
+        value!({"failure": {"reason": "step", "message": "It ended with code 2.", "line": 2, "instruction": "RUN make"}}),
+    );
+    snapshot("template builds failed", run(&builder(events, failed), &["template", "builds", ID]));
+}

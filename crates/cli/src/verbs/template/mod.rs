@@ -109,8 +109,12 @@ enum Verb {
         #[arg(long, value_name = "TAG")]
         tag: Vec<String>,
     },
-    /// List builds, newest first
-    Builds,
+    /// List builds, newest first; or show the log of one, and follow it to its end
+    Builds {
+        /// The build
+        #[arg(value_name = "ID")]
+        id: Option<String>,
+    },
     /// Remove versions that no tag means
     Prune,
 }
@@ -142,7 +146,8 @@ pub async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         Verb::Tag { source, target } => versions::tag(context, source.as_str(), target.as_str()).await,
         Verb::Inspect { name } => versions::inspect(context, name.as_str()).await,
         Verb::Create { name, snapshot, tag } => versions::create(context, name.as_str(), &snapshot, tag).await,
-        Verb::Builds => versions::builds(context).await,
+        Verb::Builds { id: None } => versions::builds(context).await,
+        Verb::Builds { id: Some(id) } => recipe::show(context, &id).await,
         Verb::Prune => versions::prune(context).await,
         Verb::Rm { name, all } => {
             let known = served(context).await;

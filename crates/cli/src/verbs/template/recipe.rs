@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use mainbrella_client::api::{Build, BuildEventKind, BuildState, CreateBuild};
@@ -114,7 +115,8 @@ pub(super) async fn build(context: &Context, names: &[TemplateName], options: Op
         ..CreateBuild::new(name)
     };
     let build = client.create_build(&body).await?;
-    let carried = carry(context, &client, &build.id, files);
+    let seen = AtomicU64::new(0);
+    let carried = carry(context, &client, &build.id, files, &seen);
     let done = tokio::select! {
         biased;
         _ = tokio::signal::ctrl_c() => None,
@@ -131,11 +133,18 @@ pub(super) async fn build(context: &Context, names: &[TemplateName], options: Op
         None => {
             context.output.note("cancelling the build");
             client.cancel_build(&build.id).await?;
-            follow(context, &client, &build.id).await?;
+            follow(context, &client, &build.id, &seen).await?;
             client.build(&build.id).await?
         }
     };
     finish(context, &build)
+}
+
+/// Shows the log of a build, follows it to its end, and ends as it did.
+pub(super) async fn show(context: &Context, id: &str) -> Result<u8, Failure> {
+    let client = context.client()?;
+    follow(context, &client, id, &AtomicU64::new(0)).await?;
+    finish(context, &client.build(id).await?)
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
@@ -147,16 +156,18 @@ fn read(file: &Path) -> Result<String, Failure> {
 }
 
 /// Sends the context and shows the log to its end.
-async fn carry(context: &Context, client: &Client, id: &str, files: Files) -> Result<Build, Failure> {
+async fn carry(context: &Context, client: &Client, id: &str, files: Files, seen: &AtomicU64) -> Result<Build, Failure> {
     client.send_context(id, Upload { bytes: packed(files), length: None }).await?;
-    follow(context, client, id).await?;
+    follow(context, client, id, seen).await?;
     Ok(client.build(id).await?)
 }
 
-/// Shows the log as it comes: a line for each step, and what its command writes below it.
-async fn follow(context: &Context, client: &Client, id: &str) -> Result<(), Failure> {
-    let mut log = client.follow_build(id, 0);
+/// Shows the log as it comes, from after the event that was `seen` last: a line for each step, and what its command writes
+/// below it.
+async fn follow(context: &Context, client: &Client, id: &str, seen: &AtomicU64) -> Result<(), Failure> {
+    let mut log = client.follow_build(id, seen.load(Ordering::Relaxed));
     while let Some(event) = log.next().await? {
+        seen.store(event.sequence, Ordering::Relaxed);
         match event.kind {
             BuildEventKind::Step { step, steps, text, cached, .. } => {
                 let cached = if cached { " (cached)" } else { "" };
