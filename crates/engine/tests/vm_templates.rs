@@ -191,6 +191,56 @@ async fn machines_of_a_built_template_have_its_files_and_its_server_running() {
     assert_nothing_left(t.path(), &c);
 }
 
+/// A server that counts what it is asked for, and connections.
+const COUNTING: &str = r#"mkdir -p /srv && cat > /srv/app.py <<'END'
+import socketserver
+counts = {"connections": 0, "probes": 0}
+class Answer(socketserver.StreamRequestHandler):
+    def handle(self):
+        counts["connections"] += 1
+        if self.rfile.readline() == b"probe\n":
+            counts["probes"] += 1
+        self.wfile.write(f"{counts['connections']} {counts['probes']}".encode())
+socketserver.TCPServer(("", 8000), Answer).serve_forever()
+END
+cat > /srv/ask.py <<'END'
+import socket, sys
+s = socket.create_connection(("127.0.0.1", 8000)); s.sendall(sys.argv[1].encode() + b"\n"); print(s.recv(99).decode())
+END
+sync"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_in_a_waiting_vmm_has_answered_once_more() {
+    let t = tempfile::tempdir().expect("temp dir");
+    let (c, images, driver) = ground(t.path(), 1).await;
+    let snapshot = made(&driver, COUNTING, SnapshotKind::Workspace).await;
+    let argv = ["python3", "/srv/app.py"];
+    let probed = start(&argv, Some(probe("python3 /srv/ask.py probe", 60_000)));
+    let listening = StartCommand { ports: vec![8000], ..start(&argv, None) };
+    let hanging = start(
+        &argv,
+        Some(probe("test ! -e /srv/tried || sleep 1000; touch /srv/tried; python3 /srv/ask.py probe", 60_000)),
+    );
+    // Connections and probes as a user of a waiting VMM finds them: when it was captured, in the VMM, and the user's own.
+    for (name, command, expected) in
+        [("probed", probed, "3 2"), ("listening", listening, "3 0"), ("hanging", hanging, "2 1")]
+    {
+        let made = TemplateContent { digest: format!("sha256:{name}"), ..content(snapshot, Some(command)) };
+        let app = images.add(&format!("{name}:v1"), made);
+        driver.prepare(&app, SizeClass::Micro).await.expect("prepare");
+        while driver.waiting(&app, SizeClass::Micro).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let (key, _machine, guest) = launch(&driver, &app, SizeClass::Micro).await;
+        assert_eq!(shell(&guest, "python3 /srv/ask.py user").await.trim(), expected, "{name}");
+        assert_eq!(shell(&guest, "pgrep -f 'sleep [1]000' | wc -l").await, "0\n", "{name}: its probe is over");
+        driver.destroy(&key).await.expect("destroy");
+    }
+    driver.forget(&snapshot).await.expect("forget");
+    driver.shutdown().await;
+    assert_nothing_left(t.path(), &c);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_command_that_does_not_get_ready_is_told_with_what_it_said() {
     let t = tempfile::tempdir().expect("temp dir");
@@ -200,12 +250,12 @@ async fn a_start_command_that_does_not_get_ready_is_told_with_what_it_said() {
     for (n, (command, why, said)) in [
         (start(&["/bin/sh", "-c", says], None), "it ended with code 3", "out\nerr"),
         (
-            start(&["/bin/sh", "-c", "echo up; sleep 1000"], Some(probe("exit 4", 1500))),
+            start(&["/bin/sh", "-c", "echo up; sleep 1000"], Some(probe("echo not yet; exit 4", 1500))),
             "the last time with code 4",
-            "up",
+            "up\nThe probe said:\nnot yet",
         ),
         (start(&["/bin/sh", "-c", "sleep 1000"], Some(probe("sleep 1000", 500))), "a time-out", ""),
-        (start(&["/no/such/program"], None), "it cannot be started", ""),
+        (start(&["/no/such/program"], None), "`/no/such/program` cannot be started", ""),
     ]
     .into_iter()
     .enumerate()

@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Output;
 
-use mainbrella_client::api::{CreateMachine, CreatePreview};
+use mainbrella_client::api::{
+    CreateContext, CreateMachine, CreatePreview, ForkMachine, RestoreSnapshot, SaveSnapshot, SnapshotKind,
+};
 use mainbrella_tests::{Machine, Service};
 
 use crate::images::command;
@@ -144,5 +146,45 @@ async fn what_fails_in_a_recipe_is_told_and_nothing_of_it_stays() {
     let machine = of(&mut service, "above").await;
     assert_eq!(machine.text("cat /above; stat -c %a /tool.sh").await, "base\n600\n");
     machine.stop().await;
+    service.finish().await;
+}
+
+/// Whether its server answers, asked from inside.
+async fn answers(machine: &Machine) -> bool {
+    machine.text("cd /srv/app && python3 probe.py && echo yes").await == "yes\n"
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_template_started_goes_on_in_copies_and_is_left_alone_by_the_service() {
+    let mut service = Service::start().await;
+    let dir = context(RECIPE);
+    let made = build(&service, dir.path(), &[]);
+    assert!(made.status.success(), "{}", said(&made));
+    let machine = of(&mut service, "app").await;
+    let two = ForkMachine { count: Some(2), ..ForkMachine::default() };
+    let forked = machine.client.fork(&machine.name, &two, None).await.expect("forked");
+    let mut all: Vec<Machine> = forked.children.iter().map(|child| service.attach(child.into())).collect();
+    let body = SaveSnapshot { name: "full".to_owned(), kind: SnapshotKind::Full, ttl_seconds: None, stop: false };
+    let saved = machine.client.save(&machine.name, &body, "s").await.expect("saved");
+    let restored = service.client().restore(&saved.id, &RestoreSnapshot::default(), "r").await.expect("restored");
+    all.push(service.attach((&restored.machine).into()));
+    all.push(machine);
+    service.crash().await;
+    for m in &all {
+        // The service looks for its own programs in the guest before this answers, and there are none.
+        assert!(m.client.contexts(&m.name).await.expect("contexts").is_empty() && answers(m).await);
+        // With one of them running the two are told apart.
+        m.client.create_context(&m.name, &CreateContext::new("python")).await.expect("a context");
+        assert!(answers(m).await);
+    }
+    service.crash().await;
+    for m in &all {
+        assert_eq!(m.client.contexts(&m.name).await.expect("contexts").len(), 1);
+        assert!(answers(m).await);
+    }
+    for m in &all {
+        m.stop().await;
+    }
+    service.client().delete_snapshot(&saved.id).await.expect("deleted");
     service.finish().await;
 }

@@ -22,7 +22,7 @@ use super::contexts::Bridges;
 use super::files::FakeFiles;
 use super::job::{FakeJob, Play};
 use super::ports::FakePorts;
-use crate::machine::contexts::is_own_job;
+use crate::machine::contexts::is_bridge;
 
 /// Faults of the guest side, on while they are set.
 #[derive(Debug, Default)]
@@ -207,7 +207,7 @@ impl pb::Guest for FakeGuest {
         request: ServiceRequest<'_, pb::StartJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
         let request = request.to_owned_message();
-        if is_own_job(&request.job_id) {
+        if is_bridge(&request.job_id) {
             return Response::ok(self.bridges.run(request, self.faults.no_kernel.load(Ordering::SeqCst)));
         }
         let mut words: Vec<String> = request.argv.iter().map(|w| text(w)).collect();
@@ -244,7 +244,7 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::FollowJobRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<pb::JobEvent> + Send + use<>>> {
-        if is_own_job(request.job_id) {
+        if is_bridge(request.job_id) {
             return Response::ok(self.bridges.follow(request.job_id, request.after_sequence)?);
         }
         Response::ok(self.job(request.job_id)?.follow(request.after_sequence))
@@ -273,7 +273,7 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::SignalJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::SignalJobResponse> + Send + use<>> {
-        if is_own_job(request.job_id) {
+        if is_bridge(request.job_id) {
             let delivered = self.bridges.kill(request.job_id);
             return Response::ok(pb::SignalJobResponse { delivered, ..Default::default() });
         }
@@ -287,7 +287,7 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::WriteJobStdinRequest>,
     ) -> ServiceResult<impl Encodable<pb::WriteJobStdinResponse> + Send + use<>> {
-        if is_own_job(request.job_id) {
+        if is_bridge(request.job_id) {
             let accepted = self.bridges.write(request.job_id, request.data)?;
             return Response::ok(pb::WriteJobStdinResponse { accepted, ..Default::default() });
         }
@@ -310,7 +310,7 @@ impl pb::Guest for FakeGuest {
         _: RequestContext,
         request: ServiceRequest<'_, pb::ForgetJobRequest>,
     ) -> ServiceResult<impl Encodable<pb::ForgetJobResponse> + Send + use<>> {
-        if is_own_job(request.job_id) {
+        if is_bridge(request.job_id) {
             self.bridges.forget(request.job_id)?;
             return Response::ok(pb::ForgetJobResponse::default());
         }

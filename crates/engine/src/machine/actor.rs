@@ -16,6 +16,7 @@ use crate::driver::{Driver, EgressOrder, ExitReport, Instance, LaunchOrder};
 use crate::engine::EngineConfig;
 use crate::error::{DriverError, EngineError};
 use crate::journal::{Change, Journal, JournalError};
+use crate::machine::START_JOB;
 use crate::machine::admission::{Admission, Request, admit};
 use crate::machine::contexts;
 use crate::machine::gate::Gate;
@@ -146,6 +147,11 @@ pub(crate) fn spawn(
     let actor = Actor { world, shared: Arc::clone(&shared), record, published, inbox, followed, stop_replies };
     let task = tokio::spawn(actor.live(origin));
     (MachineHandle { shared }, task)
+}
+
+/// Whether a job of the guest was started by a user: it is neither the engine's own nor what the template started.
+fn is_users(job: &str) -> bool {
+    !contexts::is_bridge(job) && job != START_JOB
 }
 
 impl Actor {
@@ -382,7 +388,7 @@ impl Actor {
             client.rpc().list_jobs(pb::ListJobsRequest::default()).await.ok()
         });
         match jobs.await {
-            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished && !contexts::is_own_job(job.job_id)),
+            Ok(Some(reply)) => reply.view().jobs.iter().any(|job| !job.finished && is_users(job.job_id)),
             _ => false,
         }
     }

@@ -22,7 +22,6 @@ mod secrets;
 
 pub(crate) use actor::{LEASE_LOOK_MAX, Origin, World, assume_used, died, spawn};
 pub use command::{Captured, CommandEnding, CommandOrder, CommandOutcome, Omitted};
-pub(crate) use contexts::START_JOB;
 pub use contexts::{
     CodeEnd, CodeEvent, CodeOrder, CodeRun, CodeStatus, ContextInfo, ContextOrder, ContextState, Language, TextStream,
 };
@@ -38,3 +37,7 @@ pub use link::{HookRun, Reseeded};
 pub use ports::{PortConnection, PortError};
 pub(crate) use save::keep_logs;
 pub use secrets::SecretsTurn;
+
+/// The job in the guest that is its template's start command. It belongs to the template: no list shows it, nobody follows it,
+/// and that it runs is no use of the machine.
+pub(crate) const START_JOB: &str = "mainbrella-start";

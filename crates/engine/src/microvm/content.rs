@@ -193,11 +193,13 @@ fn fits(template: &TemplateName, content: &TemplateContent, class: SizeClass) ->
     let size = content.size;
     match content.kind {
         SnapshotKind::Full if class != size => Err(DriverError::Unsupported(format!(
-            "template {template} was captured from a running machine of size {size} and comes in that size only"
+            "template {template} was captured from a running machine of size {size} and comes in that size only; ask for size {size}"
         ))),
-        SnapshotKind::Workspace if class.spec().disk_mib < size.spec().disk_mib => Err(DriverError::Unsupported(
-            format!("template {template} was built in size {size}; the disk of size {class} is too small for it"),
-        )),
+        SnapshotKind::Workspace if class.spec().disk_mib < size.spec().disk_mib => {
+            Err(DriverError::Unsupported(format!(
+                "template {template} was built in size {size}; the disk of size {class} is too small for it, ask for {size} or larger"
+            )))
+        }
         _ => Ok(()),
     }
 }

@@ -149,6 +149,8 @@ pub struct Frozen {
     pub making: String,
     /// Digest of the root image.
     pub root_digest: String,
+    /// What runs in it since before it was captured.
+    pub(super) start: Option<StartCommand>,
     root: PathBuf,
     dir: PathBuf,
     memory: tokio::sync::Mutex<Option<(Arc<SealedMemory>, Instant)>>,
@@ -162,7 +164,8 @@ impl Frozen {
         (root, root_digest): (PathBuf, String),
         dir: PathBuf,
     ) -> Self {
-        Self { key, template, class, making, root_digest, root, dir, memory: tokio::sync::Mutex::new(None) }
+        let memory = tokio::sync::Mutex::new(None);
+        Self { key, template, class, making, root_digest, start: None, root, dir, memory }
     }
 
     /// Its sealed memory, loaded if it is not.
@@ -260,8 +263,8 @@ pub(super) async fn find(
 ) -> Option<Frozen> {
     let key = inputs.key();
     let dir = places.frozen.join(&key);
-    let (inputs, at) = (inputs.clone(), dir.clone());
-    let whole = blocking(move || Ok(verify(&at, &inputs, class))).await.ok()?;
+    let (expected, at) = (inputs.clone(), dir.clone());
+    let whole = blocking(move || Ok(verify(&at, &expected, class))).await.ok()?;
     match whole {
         Ok(making) => {
             keep_root(&files.root, &dir);
@@ -269,7 +272,10 @@ pub(super) async fn find(
             let kept = dir.join(ROOT);
             let root = if kept.is_file() { kept } else { files.root.clone() };
             let root = (root, files.root_digest.clone());
-            Some(Frozen::new(key, (template.clone(), class), making, root, dir))
+            let mut frozen = Frozen::new(key, (template.clone(), class), making, root, dir);
+            // A guest that mounts its disk later has nothing to start.
+            frozen.start = files.content.as_ref().filter(|_| inputs.content.is_some()).and_then(|c| c.start.clone());
+            Some(frozen)
         }
         Err(why) => {
             if dir.exists() {

@@ -1,8 +1,8 @@
 //! Waiting VMMs: started, in their jail, restored and stopped. A create takes one and is spared QEMU's own start.
 //!
 //! Under software emulation the guest's first answers are slow because QEMU has to translate its code first, so a waiting
-//! VMM has already answered and run a command that does nothing; with fresh entropy of its own, and frozen and stopped
-//! again afterwards. It knows nothing of any machine, is handed out once and never comes back.
+//! VMM has already answered and run a command that does nothing, and what its template started has answered its probe; with
+//! fresh entropy of its own, and frozen and stopped again afterwards. It knows nothing of any machine, is handed out once and never comes back.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,6 +22,7 @@ use super::boot::{self, QUICK, blocking};
 use super::command_line::Start;
 use super::freeze::Frozen;
 use super::qmp::{Event, Qmp, QmpError};
+use super::startup;
 use super::vmm::{Host, Names, Vmm, VmmOrder, chain, control, log_text, start};
 use crate::error::DriverError;
 
@@ -165,6 +166,9 @@ async fn warm_up(p: &mut Prepared, frozen: &Frozen) -> Result<(), DriverError> {
     client.rpc().configure(request).await.map_err(|e| stage(format!("{e}")))?;
     for argv in [&["/bin/sh", "-lc", "true"][..], &["true"]] {
         boot::warm(&client, argv).await;
+    }
+    if let Some(start) = &frozen.start {
+        startup::exercise(&client, start).await;
     }
     boot::rest(&client, &p.qmp, false).await
 }

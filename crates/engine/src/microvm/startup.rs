@@ -21,6 +21,8 @@ const EXITED: i32 = 1;
 const TIMED_OUT: i32 = 3;
 /// What is shown of it when the command fails, bytes of its end.
 const OUTPUT_SHOWN: u64 = 4096;
+/// The same of its probe's last try, of each stream.
+const PROBE_SHOWN: u64 = 1024;
 /// Longest and shortest pause between two looks.
 const LOOK_MOST: Duration = Duration::from_secs(1);
 const LOOK_LEAST: Duration = Duration::from_millis(100);
@@ -28,19 +30,25 @@ const LOOK_LEAST: Duration = Duration::from_millis(100);
 const PORTS_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a command without probe and ports is watched. One that ends well meanwhile is no failure.
 const ALIVE: Duration = Duration::from_secs(2);
+/// Longest time for what runs to answer once more.
+const EXERCISE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts `command` and returns when it is ready.
 ///
 /// # Errors
 /// `StartFailed` when it cannot be started, ends, or is not ready in time.
 pub(super) async fn bring_up(client: &GuestClient, command: &StartCommand) -> Result<(), DriverError> {
-    match run(client, command).await {
-        Ok(()) => Ok(()),
-        Err(why) => Err(DriverError::StartFailed { why, output: output(client).await }),
+    let mut probe_said = String::new();
+    let Err(why) = run(client, command, &mut probe_said).await else { return Ok(()) };
+    let mut output = output(client).await;
+    if !probe_said.is_empty() {
+        output.push_str("\nThe probe said:\n");
+        output.push_str(&probe_said);
     }
+    Err(DriverError::StartFailed { why, output: output.trim_start().to_owned() })
 }
 
-async fn run(client: &GuestClient, command: &StartCommand) -> Result<(), String> {
+async fn run(client: &GuestClient, command: &StartCommand, probe_said: &mut String) -> Result<(), String> {
     let request = pb::StartJobRequest {
         job_id: START_JOB.to_owned(),
         argv: command.argv.iter().map(|a| a.clone().into_bytes()).collect(),
@@ -53,7 +61,9 @@ async fn run(client: &GuestClient, command: &StartCommand) -> Result<(), String>
     match started.map_err(|_| "it was not started in time".to_owned())?.map_err(lost)? {
         Some(event) => match &event.view().event {
             Some(Told::Started(_)) => {}
-            Some(Told::NotStarted(failed)) => return Err(not_started(failed.stage, failed.errno)),
+            Some(Told::NotStarted(failed)) => {
+                return Err(not_started(&command.argv, failed.stage, failed.errno));
+            }
             _ => return Err("the guest said something else than that it was started".to_owned()),
         },
         None => return Err("the guest did not say that it was started".to_owned()),
@@ -78,22 +88,50 @@ async fn run(client: &GuestClient, command: &StartCommand) -> Result<(), String>
     tokio::select! {
         biased;
         over = ended => over,
-        ready = ready(client, command) => ready,
+        ready = ready(client, command, probe_said) => ready,
     }
 }
 
-fn not_started(stage: &str, errno: i32) -> String {
+/// Has what runs answer once: its probe, else a connection to each of its ports. How that goes does not matter here.
+pub(super) async fn exercise(client: &GuestClient, command: &StartCommand) {
+    let answered = async {
+        match &command.probe {
+            Some(probe) => {
+                // It must not go on when the VMM has become a machine.
+                let most = u64::try_from(EXERCISE_PATIENCE.as_millis()).unwrap_or(u64::MAX);
+                let probe = BuiltProbe { timeout_ms: probe.timeout_ms.min(most), ..probe.clone() };
+                probe_once(client, &probe, 0, &mut String::new()).await
+            }
+            None => {
+                for port in &command.ports {
+                    let _ = client.dial(*port).await;
+                }
+                Ok(None)
+            }
+        }
+    };
+    match tokio::time::timeout(EXERCISE_PATIENCE + QUICK, answered).await {
+        Ok(Ok(None)) => {}
+        Ok(Ok(Some(why)) | Err(why)) => {
+            tracing::debug!(why, "what a template runs does not answer its probe in a waiting VMM")
+        }
+        Err(_) => tracing::debug!("what a template runs did not answer its probe in time in a waiting VMM"),
+    }
+}
+
+fn not_started(argv: &[String], stage: &str, errno: i32) -> String {
+    let program = super::vmm::plain(argv.first().map_or("", String::as_str).as_bytes());
     let why = std::io::Error::from_raw_os_error(errno);
     match stage {
         "user" | "group" => "its user or group is not known in the template".to_owned(),
         "cwd" => format!("its directory cannot be entered: {why}"),
-        _ => format!("it cannot be started: {why}"),
+        _ => format!("`{program}` cannot be started: {why}"),
     }
 }
 
-async fn ready(client: &GuestClient, command: &StartCommand) -> Result<(), String> {
+async fn ready(client: &GuestClient, command: &StartCommand, probe_said: &mut String) -> Result<(), String> {
     if let Some(probe) = &command.probe {
-        return probed(client, probe).await;
+        return probed(client, probe, probe_said).await;
     }
     if command.ports.is_empty() {
         tokio::time::sleep(ALIVE).await;
@@ -120,7 +158,7 @@ fn patience(probe: &BuiltProbe) -> Duration {
 }
 
 /// Tries until the probe succeeds. A build waits for it: it is tried at least once a second, whatever interval it names for later.
-async fn probed(client: &GuestClient, probe: &BuiltProbe) -> Result<(), String> {
+async fn probed(client: &GuestClient, probe: &BuiltProbe, said: &mut String) -> Result<(), String> {
     let patience = patience(probe);
     let until = Instant::now() + patience;
     let most = Duration::from_millis(probe.interval_ms.min(probe.start_interval_ms)).clamp(LOOK_LEAST, LOOK_MOST);
@@ -128,8 +166,8 @@ async fn probed(client: &GuestClient, probe: &BuiltProbe) -> Result<(), String> 
     let mut tries = 0u32;
     loop {
         tries += 1;
-        let said = probe_once(client, probe, tries).await?;
-        let Some(code) = said else { return Ok(()) };
+        said.clear();
+        let Some(code) = probe_once(client, probe, tries, said).await? else { return Ok(()) };
         if Instant::now() >= until {
             return Err(format!(
                 "its probe failed {tries} times in {} s, the last time with {code}",
@@ -142,23 +180,32 @@ async fn probed(client: &GuestClient, probe: &BuiltProbe) -> Result<(), String> 
 }
 
 /// `None`: it is ready. Else how the probe failed.
-async fn probe_once(client: &GuestClient, probe: &BuiltProbe, number: u32) -> Result<Option<String>, String> {
+async fn probe_once(
+    client: &GuestClient,
+    probe: &BuiltProbe,
+    number: u32,
+    said: &mut String,
+) -> Result<Option<String>, String> {
     let lost = |e: ConnectError| format!("the guest did not run its probe: {e}");
     let request = pb::StartJobRequest {
         job_id: format!("probe-{number}"),
         argv: probe.argv.iter().map(|a| a.clone().into_bytes()).collect(),
         timeout_ms: probe.timeout_ms,
-        output_limit: 1024,
+        output_limit: PROBE_SHOWN,
         forget_when_followed: true,
         ..Default::default()
     };
     let mut events = client.streams().run_job(request).await.map_err(lost)?;
     let mut outcome = None;
+    let mut words = Vec::new();
     let follow = async {
         while let Some(event) = events.message().await.map_err(lost)? {
             match &event.view().event {
                 Some(Told::NotStarted(failed)) => {
-                    return Err(format!("its probe: {}", not_started(failed.stage, failed.errno)));
+                    return Err(format!("its probe: {}", not_started(&probe.argv, failed.stage, failed.errno)));
+                }
+                Some(Told::Output(output)) if words.len() < 2 * PROBE_SHOWN as usize => {
+                    words.extend_from_slice(output.data);
                 }
                 Some(Told::Exit(exit)) => outcome = Some((exit.cause.to_i32(), exit.code, exit.signal)),
                 _ => {}
@@ -167,7 +214,9 @@ async fn probe_once(client: &GuestClient, probe: &BuiltProbe, number: u32) -> Re
         Ok(())
     };
     let most = Duration::from_millis(probe.timeout_ms) + QUICK;
-    tokio::time::timeout(most, follow).await.map_err(|_| "its probe does not end".to_owned())??;
+    let followed = tokio::time::timeout(most, follow).await.map_err(|_| "its probe does not end".to_owned());
+    *said = super::vmm::plain(&words);
+    followed??;
     Ok(match outcome {
         Some((EXITED, 0, _)) => None,
         Some((EXITED, code, _)) => Some(format!("code {code}")),

@@ -62,6 +62,7 @@ pub fn link_frozen(data: &Path) {
 
 pub async fn open(config: &MicroVmConfig) -> Arc<MicroVm> {
     // Tests run in threads or processes of their own: one of them freezes, the others wait for it.
+    std::fs::create_dir_all(shared()).expect("mkdir");
     let gate = std::fs::File::create(shared().join("lock")).expect("lock file");
     let gate = tokio::task::spawn_blocking(move || {
         rustix::fs::flock(&gate, rustix::fs::FlockOperation::LockExclusive).expect("lock");

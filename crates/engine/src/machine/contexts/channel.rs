@@ -97,9 +97,8 @@ impl Bridge {
         let client = link.client().await?;
         let reply = client.rpc().list_jobs(pb::ListJobsRequest::default()).await;
         let reply = reply.map_err(|e| guest_failed(&GuestError::from_connect(&e)))?;
-        let ours = |id: &str| super::is_own_job(id);
         let found: Vec<(String, u64)> = (reply.view().jobs.iter())
-            .filter(|job| ours(job.job_id) && !job.finished)
+            .filter(|job| super::is_bridge(job.job_id) && !job.finished)
             .map(|job| (job.job_id.to_owned(), job.last_sequence))
             .collect();
         let Some((job_id, last)) = found.last().cloned() else { return Ok(None) };

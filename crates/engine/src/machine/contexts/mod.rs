@@ -174,13 +174,10 @@ pub struct CodeEnd {
     pub duration: Duration,
 }
 
-/// The job in the guest that is its template's start command.
-pub(crate) const START_JOB: &str = "mainbrella-start";
-
-/// Whether a job of the guest is none of its user's: one of the engine's own, or what its template started.
+/// Whether a job of the guest is a bridge: the engine's own, for code contexts.
 #[must_use]
-pub(crate) fn is_own_job(id: &str) -> bool {
-    id.starts_with(OWN_JOB) || id == START_JOB
+pub(crate) fn is_bridge(id: &str) -> bool {
+    id.starts_with(OWN_JOB)
 }
 
 #[cfg(test)]
