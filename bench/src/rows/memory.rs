@@ -11,7 +11,7 @@ use crate::world::{Need, Rig, World};
 use crate::{Fault, guest};
 
 /// How long a machine is left alone before it is looked at.
-const SETTLE: Duration = Duration::from_secs(5);
+pub(super) const SETTLE: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault> {
     for (need, what) in [
@@ -34,7 +34,7 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
         let mut values = Vec::new();
         for key in &keys {
             let pid = rig.driver.vmm_pid(key).ok_or("a machine is gone")?;
-            values.push(unique_kib(pid)? / 1024.0);
+            values.push(unique_mebibytes(pid)?);
         }
         rows.push(Row {
             group: "memory",
@@ -56,12 +56,13 @@ async fn start(rig: &Rig) -> Result<mainbrella_types::GenerationKey, Fault> {
     Ok(machine.key)
 }
 
-fn unique_kib(pid: i32) -> Result<f64, Fault> {
+/// What the process `pid` has for itself, MiB.
+pub(super) fn unique_mebibytes(pid: i32) -> Result<f64, Fault> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let mut sum = 0.0;
     for name in ["Private_Clean:", "Private_Dirty:", "Swap:"] {
         let line = text.lines().find_map(|l| l.strip_prefix(name)).ok_or("smaps_rollup has another form")?;
         sum += line.trim().trim_end_matches(" kB").parse::<f64>()?;
     }
-    Ok(sum)
+    Ok(sum / 1024.0)
 }

@@ -11,8 +11,9 @@ use mainbrella_engine::driver::{Driver as _, ForkOrder, Instance};
 use mainbrella_engine::microvm::MicroVmConfig;
 use mainbrella_types::{EgressPolicy, GenerationKey, SizeClass};
 
-use super::milliseconds;
-use crate::table::{Row, Target};
+use super::memory::{SETTLE, unique_mebibytes};
+use super::{milliseconds, some};
+use crate::table::{Row, Target, Unit};
 use crate::world::{Launched, Need, Rig, World, template};
 use crate::{Fault, bare, guest};
 
@@ -114,8 +115,7 @@ impl Ground<'_> {
 
     /// How long the source stood still, and how long it was until all children had answered.
     async fn fork(&self, source: &GenerationKey, children: usize) -> Result<(Duration, Duration, u64), Fault> {
-        let order = |_| ForkOrder { key: GenerationKey::new(uuid::Uuid::now_v7()), egress: EgressPolicy::Off.into() };
-        let orders: Vec<ForkOrder> = (0..children).map(order).collect();
+        let orders = orders(children);
         let start = Instant::now();
         let forked = self.rig.driver.fork(source, &orders).await?;
         let children: Vec<Box<dyn Instance>> = forked.children.into_iter().collect::<Result<_, _>>()?;
@@ -124,11 +124,40 @@ impl Ground<'_> {
         let answered = start.elapsed();
         clients.iter().for_each(mainbrella_guest_protocol::GuestClient::close);
         drop(children);
-        for order in &orders {
-            self.rig.driver.destroy(&order.key).await?;
-        }
+        self.destroy(&orders).await?;
         Ok((Duration::from_millis(forked.still_ms), answered, forked.memory_bytes))
     }
+
+    /// Memory that the source has for itself, and what each of its children has when it idles after one `true`, MiB.
+    async fn unique(&self, source: &GenerationKey, children: usize) -> Result<(f64, Vec<f64>), Fault> {
+        let orders = orders(children);
+        let forked = self.rig.driver.fork(source, &orders).await?;
+        for (child, order) in forked.children.into_iter().zip(&orders) {
+            let child = child?;
+            let client = guest::attach(&*child).await?;
+            guest::configure(&client, &order.key).await?;
+            guest::run(&client, &["true"]).await?;
+            client.close();
+        }
+        tokio::time::sleep(SETTLE).await;
+        let of = |key: &GenerationKey| unique_mebibytes(self.rig.driver.vmm_pid(key).ok_or("a machine is gone")?);
+        let values = orders.iter().map(|order| of(&order.key)).collect::<Result<Vec<f64>, Fault>>()?;
+        let source = of(source)?;
+        self.destroy(&orders).await?;
+        Ok((source, values))
+    }
+
+    async fn destroy(&self, orders: &[ForkOrder]) -> Result<(), Fault> {
+        for order in orders {
+            self.rig.driver.destroy(&order.key).await?;
+        }
+        Ok(())
+    }
+}
+
+fn orders(children: usize) -> Vec<ForkOrder> {
+    let order = |_| ForkOrder { key: GenerationKey::new(uuid::Uuid::now_v7()), egress: EgressPolicy::Off.into() };
+    (0..children).map(order).collect()
 }
 
 fn mebibytes(bytes: u64) -> u64 {
@@ -217,5 +246,16 @@ pub(super) async fn run(world: &World, rows: &mut Vec<Row>) -> Result<(), Fault>
         crate::progress("snapshot, many children", n + 1, count.div_ceil(3));
     }
     let what = format!("fork of {MANY} → all agents answer, 1 GiB machine, {MIDDLE} MB changed");
-    row(what, &eight, ("one write and save, and eight reads and answers in turn", &floor), Target::default())
+    row(what, &eight, ("one write and save, and eight reads and answers in turn", &floor), Target::default())?;
+    let machine = ground.machine(MIDDLE).await?;
+    let (source, children) = ground.unique(&machine.key, MANY).await?;
+    rig.driver.destroy(&machine.key).await?;
+    rows.push(Row {
+        group: "snapshot",
+        what: format!("unique memory of each of {MANY} idle children, {MIDDLE} MB changed"),
+        measured: some(Unit::Mebibytes, children)?,
+        beside: Some(("their source", some(Unit::Mebibytes, vec![source])?)),
+        target: Target::default(),
+    });
+    Ok(())
 }
