@@ -92,6 +92,8 @@ impl Ground {
         assert!(rustix::process::geteuid().is_root(), "this tier needs root");
         let (host, world) = (Namespace::new().expect("a namespace"), Namespace::new().expect("a namespace"));
         join(&host, "wan", &world, "lan");
+        // A new namespace has the settings of the first one, where a service may be running.
+        sh(&host, "echo 0 > /proc/sys/net/ipv4/ip_forward");
         sh(&host, "ip link set lo up; ip addr add 203.0.113.1/24 dev wan; ip route add default via 203.0.113.2");
         sh(
             &world,
