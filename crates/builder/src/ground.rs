@@ -97,6 +97,10 @@ pub struct Version {
     pub size: SizeClass,
     /// Tags that point to it.
     pub tags: Vec<TemplateName>,
+    /// When it was made, milliseconds since 1970.
+    pub created_ms: i64,
+    /// Whether it was built of a recipe.
+    pub of_recipe: bool,
 }
 
 /// A machine to build in.

@@ -1,6 +1,6 @@
 //! The builds of a service: kept in files, carried out one after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::carry::{Progress, Work};
 use crate::context::{self, ContextError, Unpacking};
 use crate::failure::{Failure, Halt, Reason};
-use crate::ground::Ground;
+use crate::ground::{Ground, Version};
 use crate::log::{EventKind, Log, LogReader};
 use crate::record::{Build, BuildRequest, BuildState};
 
@@ -155,6 +155,7 @@ impl Builds {
                 if let Err(e) = this.inner.ground.stop_machines(&build.id).await {
                     tracing::warn!(build = build.id, "machines of a build that was cut off remain: {}", e.message());
                 }
+                this.remove_unfinished(&build).await;
                 let failure =
                     Failure::new(Reason::Interrupted, "the service ended while it was under way; build again");
                 this.finish(&entry, Err(Halt::Failed(failure))).await;
@@ -164,6 +165,28 @@ impl Builds {
         }
         this.trim().await;
         Ok(this)
+    }
+
+    /// Removes the version that a build which was cut off had made: it was never ready, and nobody was told of it.
+    async fn remove_unfinished(&self, build: &Build) {
+        let Some(started) = build.started_ms else { return };
+        let versions = match self.inner.ground.versions(&build.request.name).await {
+            Ok(versions) => versions,
+            Err(e) => {
+                tracing::warn!(build = build.id, "what a build that was cut off made is not known: {}", e.message());
+                return;
+            }
+        };
+        // What another build was answered with meanwhile is named by that build, which is as young and still remembered.
+        let told: HashSet<String> = self.entries().iter().filter_map(|entry| entry.build().template).collect();
+        let mine = |v: &Version| {
+            v.created_ms >= started && v.of_recipe && v.tags.is_empty() && !told.contains(&v.name.to_string())
+        };
+        for version in versions.into_iter().filter(mine) {
+            if let Err(e) = self.inner.ground.remove(&version.name).await {
+                tracing::warn!(version = %version.name, "what a build that was cut off made remains: {}", e.message());
+            }
+        }
     }
 
     fn builds(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {

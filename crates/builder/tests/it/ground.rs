@@ -12,7 +12,7 @@ use mainbrella_builder::{
     BaseKind, BaseTemplate, CachedStep, Ground, Machine, MachineOrder, NewVersion, Node, NodeKind, Output, RunEnd,
     RunOrder, Save, Version,
 };
-use mainbrella_engine::EngineError;
+use mainbrella_engine::{Clock as _, EngineError, SystemClock};
 use mainbrella_recipe::Settings;
 use mainbrella_types::{ErrorCode, SizeClass, SnapshotKey, TemplateName};
 use tokio::sync::mpsc;
@@ -44,6 +44,8 @@ pub struct World {
     /// What is done at a call, by its name and how many calls were before it in all.
     pub at: Option<At>,
     pub clock: i64,
+    /// Nothing gets ready any more.
+    pub prepare_hangs: bool,
 }
 
 pub type At = Arc<dyn Fn(&'static str, usize) -> Option<EngineError> + Send + Sync>;
@@ -163,14 +165,20 @@ impl Ground for Fake {
             let numbers = w.versions.iter().filter(|(v, _)| v.name.family() == family.family());
             let next = numbers.filter_map(|(v, _)| v.name.version()).max().unwrap_or(0) + 1;
             let name = family.with_label(&format!("v{next}")).expect("a label");
-            let version = Version { name: name.clone(), key: made.key.clone(), size: made.size, tags: Vec::new() };
+            let (key, size) = (made.key.clone(), made.size);
+            let created_ms = SystemClock.now().0;
+            let version = Version { name: name.clone(), key, size, tags: Vec::new(), created_ms, of_recipe: true };
             w.versions.push((version, Arc::new(made)));
             name
         }))
     }
 
     async fn prepare(&self, _version: &TemplateName, _size: SizeClass) -> Result<(), EngineError> {
-        self.call("prepare")
+        self.call("prepare")?;
+        if self.world(|w| w.prepare_hangs) {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
     }
 
     async fn tag(&self, version: &TemplateName, tag: &TemplateName) -> Result<(), EngineError> {

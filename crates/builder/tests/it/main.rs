@@ -477,6 +477,24 @@ async fn after_a_restart_what_was_cut_off_has_failed() {
 }
 
 #[tokio::test]
+async fn a_version_that_was_not_ready_when_the_service_was_killed_is_none() {
+    let bed = bed().await;
+    let (told, _) = bed.built(request(RECIPE)).await;
+    bed.fake.world(|w| w.prepare_hangs = true);
+    bed.begin(request("FROM python\nRUN say x\n")).await;
+    while bed.fake.world(|w| w.versions.len()) < 2 {
+        tokio::task::yield_now().await;
+    }
+    // The process is gone; another opens the same folder. What was told stays, though no tag points to it any more.
+    bed.fake.world(|w| w.versions[0].0.tags.clear());
+    let again = open(&bed.fake, &bed.path, LIMITS).await;
+    assert_eq!(why(&again.list()[0]).0, Reason::Interrupted);
+    let left = bed.fake.world(|w| w.versions.iter().map(|(v, _)| v.name.to_string()).collect::<Vec<_>>());
+    assert_eq!(left, [told.template.unwrap()]);
+    assert_eq!(bed.fake.is_clean(), Ok(()));
+}
+
+#[tokio::test]
 async fn the_end_of_the_service_ends_builds() {
     let bed = bed().await;
     let id = bed.begin(request("FROM python\nRUN hang\n")).await;

@@ -138,7 +138,15 @@ impl Ground for ServiceGround {
         let family = family.family().to_owned();
         let all = self.state()?.with_images(|images| Ok(images.built_all())).await?;
         let mine = all.into_iter().filter(|b| b.name.family() == family);
-        Ok(mine.map(|b| Version { name: b.name, key: b.made.key, size: b.made.size, tags: b.tags }).collect())
+        let version = |b: BuiltTemplate| Version {
+            name: b.name,
+            key: b.made.key,
+            size: b.made.size,
+            tags: b.tags,
+            created_ms: b.created_ms,
+            of_recipe: b.made.recipe.is_some(),
+        };
+        Ok(mine.map(version).collect())
     }
 
     async fn publish(&self, family: &TemplateName, made: NewVersion) -> Result<TemplateName, EngineError> {
