@@ -96,8 +96,8 @@ fn a_thousand_seats_and_a_killed_service_leave_nothing() {
     }
     let host = Namespace::new().expect("a namespace");
     // It has the settings of the first one, where a service may be running.
-    let off = host.run(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").expect("a setting")));
-    off.expect("the namespace");
+    let off = || std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").map_err(|e| NetError::Io("a setting", e));
+    host.run(off).expect("forwarding is off");
     let before = held();
     let here = format!("/proc/{}/fd/{}", std::process::id(), host.fd().as_raw_fd());
     let mut service = Command::new(std::env::current_exe().expect("this program"))
